@@ -89,8 +89,7 @@ def changes(config: PretrainedConfig, spec: SymmetrySpec, dtype: torch.dtype = t
     def logits(used: dict[str, Tensor], stride: int) -> Tensor:
         arguments = {"input_ids": ids, "position_ids": stride * torch.arange(_LENGTH)[None], "use_cache": False,
                      "attention_mask": torch.ones_like(ids)}  # fmt: skip
-        wide = patch.object(torch, "float32", dtype), patch.object(Tensor, "float", as_it_is)
-        with torch.no_grad(), wide[0], wide[1]:
+        with torch.no_grad(), patch.object(torch, "float32", dtype), patch.object(Tensor, "float", as_it_is):
             found: Tensor = torch.func.functional_call(model, used, (), arguments).logits
         return found
 

@@ -65,7 +65,7 @@ def write_card(folder: Path, made: Provenance) -> None:
         made=made,
         plot=plot,
     )
-    ModelCard(content + "\n").save(folder / "README.md")
+    ModelCard(content).save(folder / "README.md")
 
 
 def _what(merged: Sequence[str], carried: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
         autoescape=select_autoescape(["html.j2"]),
     )
     environment.filters |= {"plain": plain, "code": code, "block": block}

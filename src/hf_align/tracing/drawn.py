@@ -40,6 +40,8 @@ class Draws:
         draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and kwargs.get("generator") is None
         read = () if behaviour_of(func).makes or not self._memories else leaves((args, kwargs))
         drawn = {id(leaf): leaf for leaf in read if self._is_drawn(leaf)}
+        if _decides_shape(func, args, drawn):
+            return False
         results = [leaf for leaf in leaves(result) if isinstance(leaf, Tensor)]
         values = self._places(func, args, result) if draws else self._computed(func, args, kwargs, drawn)
         if not (draws or drawn) or (values is not None and bool((values == values[0]).all())):
@@ -47,8 +49,6 @@ class Draws:
                 if _memory(value) in self._memories:  # what else lies there is another in other runs
                     self._values[id(value)] = value, value._version, value[None]
             return True
-        if _decides_shape(func, args, drawn):
-            return False
         self._memories.update(map(_memory, results))
         if values is not None:
             self._values.update((id(value), (value, value._version, values)) for value in results)
@@ -77,7 +77,7 @@ class Draws:
     ) -> Tensor | None:
         """The values that a result may have, by those of what it is computed of; None where it may have any."""
         op = behaviour_of(func)
-        if not drawn or _decides_shape(func, args, drawn):
+        if not drawn:
             return None
         if Trait.TAKES_ENTRIES in op.traits and id(args[0]) not in drawn and _is_alike(args[0]):
             return torch.zeros(1)  # whichever entries are drawn of it

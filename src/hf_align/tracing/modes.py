@@ -31,6 +31,7 @@ from hf_align.tracing.join import join
 from hf_align.tracing.lookups import looks_outside
 from hf_align.tracing.mode import Mode, NothingNew, at_its_length, at_length, extent, with_fewer_tokens
 from hf_align.tracing.modules import ModuleModel
+from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.own_code import code_of
 from hf_align.tracing.program import Program
@@ -39,7 +40,6 @@ from hf_align.tracing.resized import LEAST, LONGEST, numbers_in_code, spread
 from hf_align.tracing.small.asked_copy import SmallCopy, has_answer, small_copy
 from hf_align.tracing.steps import asking_for_a_cache, handed_on, last_tokens
 from hf_align.tracing.trace import export_call, trace_call, trace_first_call, trace_module
-from hf_align.tracing.watched import constants_of
 from hf_align.tracing.ways import owners_of, positions, together, try_parts, try_together, try_ways
 
 logger = logging.getLogger(__name__)
@@ -275,7 +275,7 @@ def _unusual(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
     """Many texts of many tokens, for some code runs with no fewer; and a text as long as each number in the code says,
     for some runs with no other."""
     room = min(positions(model.config) or LONGEST, LONGEST)
-    numbers = {n for code in code_of(model) for n in constants_of(code) if type(n) is int and LEAST <= n <= room}
+    numbers = {n for code in code_of(model) for n in leaves(code.co_consts) if type(n) is int and LEAST <= n <= room}
     extents = [(_MANY[0], min(_MANY[1], room)), *((1, n) for n in spread(sorted(numbers - {extent(base)[1]}), _EXACT))]
     for rows, length in extents if base.tokens else ():
         example = at_length(base, length, rows)

@@ -68,12 +68,12 @@ def branching(model: nn.Module, turns: Collection[Turn] = ()) -> Iterator[Taken]
     if not functions:
         yield {}
         return
-    asking = _Asking(model, turns)
+    asking, own = _Asking(model, turns), brought(model)
     before = [(f, f.__code__) for f, _ in functions]
     for function, code in functions:
         function.__globals__[ASKED], function.__code__ = asking.asked, code
     try:
-        with _as_written(brought(model)), _without_traces(brought(model)) if turns else nullcontext():
+        with _as_written(own), _without_traces(own) if turns else nullcontext():
             yield asking.taken
     except SystemExit as error:
         raise RuntimeError("ends the process") from error
