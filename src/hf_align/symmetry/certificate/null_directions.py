@@ -7,7 +7,7 @@ Nothing of this knows of ops. What is left is *open*: A and B lie somewhere alon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -32,6 +32,7 @@ from hf_align.symmetry.certificate.kinks import on_both_sides, within_reach
 from hf_align.symmetry.certificate.null_space import (
     are_hardly_seen,
     are_null,
+    as_few_rows,
     missing_directions,
     null_space,
     without_effect,
@@ -71,7 +72,7 @@ class NullDirections:
     Each part holds what the parts before it do not span.
 
     Attributes:
-        derivatives: of the outputs, [rows, reached parameters].
+        derivatives: of the outputs, or of combinations of them that show the same, [rows, reached parameters].
         reached: which parameters are counted, [parameters]: some input reaches them, and they have a derivative.
         sizes: entries of each parameter, by name.
     """
@@ -155,19 +156,20 @@ def _beyond(
     most = max(1, int(read.sum()) - len(known))
     glanced = glances(program, weights, rng)
     telling = [*telling_looks(program, _SHARE, spare=1, most=most, read=moving(glanced, weights))]
-    derivatives = _of_read(torch.cat([jacobian(program, weights, telling, rng), *glanced.values()]), read)
-    rest, seen = _others(derivatives, known), [derivatives]
+    seen = _of_read([jacobian(program, weights, telling, rng), *glanced.values()], read)
+    rest = _others(seen, known)
     in_many = [Look(look.results, contexts, _IN_MANY) for look in telling]
     while len(rest):
         unseen, shown = _unseen(rest, program, weights, read, in_many, rng)
-        seen += [_of_read(rows, read) for rows in shown]
+        seen = torch.cat([seen, _of_read(shown, read)])
         effects, zero = [rows[:, read] for rows in shown], _ZERO
         if len(unseen) < len(rest) and are_hardly_seen(rest, effects, zero=zero):
-            rest, before, zero = _others(torch.cat(seen), known), len(rest), _ZERO_OF_FOUND
+            seen = as_few_rows(seen)
+            rest, before, zero = _others(seen, known), len(rest), _ZERO_OF_FOUND
             if len(rest) < before:
                 continue
-        return torch.cat(seen), without_effect(rest, effects, zero=zero)
-    return torch.cat(seen), rest
+        return seen, without_effect(rest, effects, zero=zero)
+    return seen, rest
 
 
 def _unseen(
@@ -188,13 +190,14 @@ def _unseen(
     return without_any_effect(directions, program, at, _AGAIN, spare=1, zero=_ZERO), shown
 
 
-def _of_read(rows: Tensor, read: Tensor) -> Tensor:
+def _of_read(shown: Sequence[Tensor], read: Tensor) -> Tensor:
     """The derivatives of results that depend on no other weights than those that are read, by these: only there must
-    what is left of a direction of a group be null.
+    what is left of a direction of a group be null. In each look outputs are given the same size.
 
     Raises:
         OverflowError: at these weights some are no numbers.
     """
+    rows = torch.cat([look / (look.norm() or 1) * len(look) ** 0.5 for look in shown])
     if not rows.isfinite().all():
         raise OverflowError("its derivatives are no numbers")
     return rows[(rows[:, ~read] == 0).all(1)][:, read]

@@ -124,6 +124,11 @@ def _effects(directions: Tensor, effects: Sequence[Tensor]) -> tuple[Tensor, Ten
     return _singular(torch.linalg.qr(seen, mode="r")[1])
 
 
+def as_few_rows(rows: Tensor) -> Tensor:
+    """No more rows than columns, which show the same of every direction: the triangular factor."""
+    return torch.linalg.qr(rows, mode="r")[1] if len(rows) > rows.shape[1] else rows
+
+
 def _with_rows(factor: Tensor, rows: Tensor) -> Tensor:
     """The triangular factor of a matrix that has more rows, from the one without them."""
     return torch.from_numpy(scipy.linalg.lapack.dtpqrt(0, min(_PANEL, len(factor)), factor.numpy(), rows.numpy())[0])
