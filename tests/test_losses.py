@@ -65,6 +65,30 @@ def test_padding_is_not_predicted(side: str) -> None:
     assert Evaluator(network, {"input_ids": tokens}).loss(weights) != pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_models_are_not_run_on_padding(side: str) -> None:
+    """Whatever stands there: the texts follow each other, cut into rows as long as the longest."""
+    config, rng = tiny_llama(), torch.Generator().manual_seed(0)
+    real = torch.arange(12) < torch.tensor([[5], [9], [8], [3]])
+    mask = real if side == "right" else real.flip(1)
+    tokens, kinds = torch.randint(3, 11, (4, 12), generator=rng), torch.randint(2, (4, 12), generator=rng)
+    tokens[~mask] = 0
+    data = {"input_ids": tokens, "attention_mask": mask.long(), "labels": tokens}
+    inputs = unlabelled(data, config)
+    assert torch.equal(inputs["input_ids"], tokens[mask][:18].reshape(2, 9))
+    assert inputs.keys() == {"input_ids", "attention_mask"} and bool(inputs["attention_mask"].all())
+    assert torch.equal(unlabelled({**data, "token_type_ids": kinds}, config)["token_type_ids"].flatten(),
+                       kinds[mask][:18])  # fmt: skip
+    assert len(unlabelled(data, config, most=1)["input_ids"]) == 1
+    beside = {**data, "pixel_values": torch.zeros(4, 3, 8, 8)}
+    assert torch.equal(unlabelled(beside, config)["input_ids"], tokens)
+
+    network, weights = Network(config), {n: p.detach() for n, p in built(config, 0).named_parameters()}
+    other = {**data, "input_ids": torch.where(mask, tokens, 7)}
+    found = [Samples.of([weights], network, d, lambda _: None).all["input_ids"] for d in (data, other)]
+    assert torch.equal(*found)
+
+
 def test_tokens_that_stand_alone_leave_nothing_to_predict() -> None:
     network, alone = Network(tiny_llama()), torch.ones(3, 1, dtype=torch.long)
     weights = {n: p.detach() for n, p in built(tiny_llama(), 0).named_parameters()}

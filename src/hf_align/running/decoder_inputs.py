@@ -29,14 +29,16 @@ class _ReadError(Exception):
 
 
 def unlabelled(data: Batch, config: PretrainedConfig, most: int | None = None) -> Batch:
-    """Data without what is to be predicted; all examples, or some.
+    """Data without what is to be predicted, and texts without padding; all examples, or some.
 
     Where a model makes of its labels what its decoder reads, that stands in their place: without it T5 does not run,
     and BART would read its source twice.
     """
-    some = {name: tensor[:most] for name, tensor in data.items()}
+    if not getattr(config, "is_encoder_decoder", False):
+        return _some(_packed({name: tensor for name, tensor in data.items() if name != "labels"}), most)
+    some = _some(data, most)
     labels = some.pop("labels", some.get("input_ids"))
-    if labels is None or any(name in some for name in _OF_DECODER) or not getattr(config, "is_encoder_decoder", False):
+    if labels is None or any(name in some for name in _OF_DECODER):
         return some
     model = build_without_weights(config)
     asked = inspect.signature(model.forward).parameters
@@ -50,6 +52,24 @@ def unlabelled(data: Batch, config: PretrainedConfig, most: int | None = None) -
         if read:
             return {**{name: value for name, value in read.items() if name in asked}, **some}
     return some
+
+
+def _some(data: Batch, most: int | None) -> Batch:
+    return {name: tensor[:most] for name, tensor in data.items()}
+
+
+def _packed(texts: Batch) -> Batch:
+    """Texts one behind the other, cut into rows as long as the longest of them: no model has learned to read padding.
+    What is more than tokens, as pictures beside them are, stays as it is."""
+    tokens, mask = texts.get("input_ids"), texts.get("attention_mask")
+    if tokens is None or mask is None or any(t.shape != tokens.shape for t in texts.values()):
+        return texts
+    read = mask != 0
+    length = int(read.sum(1).max())
+    if not length or bool(read.all()):
+        return texts
+    rows = int(read.sum()) // length
+    return {name: tensor[read][: rows * length].reshape(rows, length) for name, tensor in texts.items()}
 
 
 @torch.no_grad()
