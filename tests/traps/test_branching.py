@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ TRAPS = [
     of_code(code.KeptTower, switched),
     of_code(code.NamedTower, switched),
     of_code(code.CompiledTower, both(texts(10, 7), texts(20, 5))),
+    replace(of_code(code.ScriptedTower, texts(36, 7)), may_refuse=True),
     Trap("asking", of_code(code.AskingTower, lengths(7)).build, both(lengths(7), texts(10, 7)), may_refuse=True),
 ]
 

@@ -20,6 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.alike import is_part_of, run_alike, turn_alike
+from hf_align.tracing.branches.compiled import require_one_way
 from hf_align.tracing.branches.explore import explore
 from hf_align.tracing.branches.rewritten import Taken
 from hf_align.tracing.branches.taken import branching, brought
@@ -111,6 +112,7 @@ def find_modes(
         IncompatibleModels: as `trace_modes`.
         HfAlignError: one of `calls` fails.
     """
+    require_one_way(model)
     if isinstance(model, ModuleModel):
         return [(Mode(name, example), _of_module(model, name, example)) for name, example in model.calls.items()]
     with _called(model) as called:

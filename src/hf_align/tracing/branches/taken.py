@@ -25,7 +25,7 @@ from hf_align.tracing.branches.fixed import Known, set_later, with_handed
 from hf_align.tracing.branches.rewritten import ASKED, Place, Taken, rewritten
 from hf_align.tracing.own_code import files_of
 
-_INSTALLED = tuple(
+INSTALLED = tuple(
     f"{Path(folder).resolve()}/"
     for folder in (
         sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], sysconfig.get_paths()["stdlib"],
@@ -192,7 +192,7 @@ def brought(model: nn.Module) -> list[ModuleType]:
     """The Python modules that a model brings along: those with code of its own that belong to no installed package."""
     modules = [sys.modules[name] for name in sorted(files_of(model))]
     files = [(module, getattr(module, "__file__", None)) for module in modules]
-    return [m for m, file in files if file is not None and not str(Path(file).resolve()).startswith(_INSTALLED)]
+    return [m for m, file in files if file is not None and not str(Path(file).resolve()).startswith(INSTALLED)]
 
 
 def _functions(model: nn.Module) -> Functions:
