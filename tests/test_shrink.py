@@ -14,7 +14,7 @@ from transformers import PretrainedConfig
 from hf_align.errors import HfAlignError
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.small.answers import media_answered, run_on_zeros
-from hf_align.tracing.small.config_sizes import with_the_width_given
+from hf_align.tracing.small.config_sizes import is_same_kind, with_the_width_given
 from hf_align.tracing.small.field_roles import TINY
 from hf_align.tracing.small.kinds import layers_of
 from hf_align.tracing.small.reduce import WANTED, reduced
@@ -349,3 +349,12 @@ def test_copies_of_full_size_are_filled_in_too() -> None:
     config = default("granite4_vision", "Granite4VisionModel")
     assert config.deepstack_layer_map is None and config.downsample_rate is None
     build_without_weights(shallow(config))
+
+
+def test_groups_stay_one_for_each_channel_where_they_are_so_in_the_model() -> None:
+    """Not where a copy alone has as many channels as groups."""
+    copy, fewer = {"hidden_size": 8, "o_groups": 8}, {"hidden_size": 8, "o_groups": 2}
+    assert is_same_kind(copy, fewer, {"hidden_size": 64, "o_groups": 8})
+    assert not is_same_kind(copy, fewer, {"hidden_size": 64, "o_groups": 64})
+    narrower = {"hidden_size": 4, "o_groups": 4}
+    assert is_same_kind(copy, narrower, {"hidden_size": 64, "o_groups": 64})

@@ -145,17 +145,22 @@ def least_size(path: Path, tight: bool) -> int:
     return least if tight else comfortable
 
 
-def is_same_kind(before: Fields, after: Fields) -> bool:
+def is_same_kind(before: Fields, after: Fields, own: Fields) -> bool:
     """Whether what was fewer than something else still is: key heads than query heads, chosen experts than experts; and
-    whether groups that were as many as channels, one for each, still are."""
+    whether groups that are as many as channels, one for each, still are.
+
+    Args:
+        own: those of the model; in a small copy groups may be as many by chance.
+    """
     for fewer, more in ((r"kv_heads|key_value_heads", r"(?<!key_value_)(?<!kv_)heads$"),
                         (r"experts_per_tok|top_?k(_experts)?$|moe_k$", r"experts$")):  # fmt: skip
         for old, new in zip(nested(before), nested(after), strict=False):
             was, now = (_smallest(g, fewer) < _smallest(g, more) for g in (old, new))
             if was and not now:
                 return False
+    alone = {name for group in nested(own) for name in _groups_of_one(group)}
     return all(_has_groups_of_one(new, name, channels) for old, new in zip(nested(before), nested(after), strict=False)
-               for name, channels in _groups_of_one(old).items())  # fmt: skip
+               for name, channels in _groups_of_one(old).items() if name in alone)  # fmt: skip
 
 
 def _groups_of_one(group: Fields) -> dict[str, list[str]]:

@@ -72,9 +72,9 @@ _FIELDS: dict[str, str] = {
                "num_virtual_experts",
     "image": "image_size img_size input_image_size max_img_size pretrain_image_size",
     "patch": "patch_size patch_stride spatial_patch_size visual_prompt_size",
-    "latent": "q_lora_rank kv_lora_rank o_lora_rank time_step_rank mamba_dt_rank num_latents",
+    "latent": "q_lora_rank kv_lora_rank time_step_rank mamba_dt_rank num_latents",
     "plain_head_dim": "qk_nope_head_dim",
-    "value_head_dim": "v_head_dim",
+    "value_head_dim": "v_head_dim o_lora_rank",
     "state": "state_size mamba_d_state ssm_state_size d_state",
     "labels": "num_labels",
 }  # fmt: skip

@@ -73,7 +73,7 @@ class Search:
         if self.done or key in self.seen:
             return False
         self.seen.add(key)
-        if self.parameters is not None and not is_same_kind(self.fields, fields):
+        if self.parameters is not None and not is_same_kind(self.fields, fields, self.config.to_dict()):
             return False
         self.trials -= 1
         limit = None if self.parameters is None else self.parameters - (not allow_equal)
