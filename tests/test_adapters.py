@@ -21,6 +21,7 @@ from torch import Tensor
 from hf_align.checkpoints.adapters import adapted
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.hub import resolve
+from hf_align.jobs.in_memory import InMemory
 from hf_align.opening.pairs import open_pair
 from hf_align.publishing.provenance import Provenance
 
@@ -60,8 +61,7 @@ def make(tmp_path: Path) -> Callable[..., tuple[Path, Path, Path]]:
 
 
 def read(reference: str) -> dict[str, Tensor]:
-    source = resolve(reference)
-    return dict(adapted(Checkpoint.open(source.folder, source.shards), source))
+    return dict(InMemory.open(reference, trust_remote_code=False).checkpoint)
 
 
 def assert_merged(reference: str, expected: Path, **tolerance: float) -> None:
@@ -104,9 +104,27 @@ def test_a_base_that_an_adapter_does_not_name_is_named(
 
 
 def test_weights_that_are_stored_transposed(make: Callable[..., tuple[Path, ...]]) -> None:
-    """GPT-2's projections are [inputs, outputs]; c_proj is square, so only the config tells."""
+    """GPT-2's projections are [inputs, outputs]; c_proj is square, so only the code tells."""
     asked = {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}
     _, lora, merged = make("g", transformers.GPT2LMHeadModel, tiny_gpt2(), **asked)
+    assert_merged(str(lora), merged)
+
+
+def test_weights_of_which_some_are_stored_transposed(make: Callable[..., tuple[Path, ...]]) -> None:
+    """What PEFT writes is the layout of the module that it came to last, here the head's."""
+    config = tiny_gpt2()
+    config.tie_word_embeddings = False
+    asked = {"target_modules": ["c_attn", "c_proj", "lm_head"], "fan_in_fan_out": True}
+    _, lora, merged = make("h", transformers.GPT2LMHeadModel, config, **asked)
+    assert not json.loads((lora / "adapter_config.json").read_text())["fan_in_fan_out"]
+    assert_merged(str(lora), merged)
+
+
+def test_a_layout_that_the_code_contradicts(make: Callable[..., tuple[Path, ...]]) -> None:
+    """PEFT goes by the modules, too."""
+    _, lora, merged = make("q", target_modules=["q_proj", "o_proj"])
+    said = json.loads((lora / "adapter_config.json").read_text())
+    (lora / "adapter_config.json").write_text(json.dumps({**said, "fan_in_fan_out": True}))
     assert_merged(str(lora), merged)
 
 
@@ -131,7 +149,7 @@ def test_low_precision_is_rounded_once(make: Callable[..., tuple[Path, ...]]) ->
 def test_parts_of_a_tensor_are_those_of_the_whole(make: Callable[..., tuple[Path, ...]]) -> None:
     base, lora, _ = make()
     source = resolve(f"{base}+{lora}")
-    checkpoint = adapted(Checkpoint.open(source.folder), source)
+    checkpoint = adapted(Checkpoint.open(source.folder), source, by_inputs=())
     name = "model.layers.1.mlp.down_proj.weight"  # [8, 6]
     whole = checkpoint[name].flatten()
     memory = torch.empty(48 * 8, dtype=torch.uint8)
@@ -169,7 +187,7 @@ def test_merge_and_align_with_adapters(make: Callable[..., tuple[Path, ...]], tm
 def test_no_model_is_built_to_merge_an_adapter_as_it_is(
     make: Callable[..., tuple[Path, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, lora, whole = make("x")
+    _, lora, whole = make("x", target_modules=["up_proj", "down_proj"])  # not square
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("modelling code was used")
@@ -188,7 +206,7 @@ def test_another_adapter_is_another_merge(make: Callable[..., tuple[Path, ...]],
     source = resolve(f"{base}+{lora}")
 
     def record() -> dict[str, str]:
-        return adapted(Checkpoint.open(source.folder), source).record("a")
+        return adapted(Checkpoint.open(source.folder), source, by_inputs=()).record("a")
 
     before = record()
     config = json.loads((lora / "adapter_config.json").read_text())

@@ -785,3 +785,13 @@ def test_parts_without_entries_carry_nothing() -> None:
         num_register_tokens=0, architectures=["DINOv3ViTModel"],
     )  # fmt: skip
     assert derive(trace(config)).gauges
+
+
+def test_a_total_of_a_masked_value_that_nothing_divides() -> None:
+    """Its square, in the loss of ViTMAE: a masked mean is looked for there, and is none."""
+    config = hf.ViTMAEConfig(
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=10, decoder_hidden_size=8,
+        decoder_num_hidden_layers=1, decoder_num_attention_heads=2, decoder_intermediate_size=6, image_size=8,
+        patch_size=2, num_channels=1, architectures=["ViTMAEForPreTraining"],
+    )  # fmt: skip
+    assert derive(trace(config)).gauges

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ from conftest import DATA, MODELS, run, save, tiny_llama, tiny_vit
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from hf_align.checkpoints.hub import Source
+from hf_align.errors import CheckpointError
+from hf_align.mergekit import taking
 from hf_align.mergekit.config import Align, Recipe
 from hf_align.mergekit.documents import in_order
+from hf_align.mergekit.taking import require_numbers_in
 from hf_align.publishing.provenance import Provenance
 
 pytest.importorskip("mergekit", reason="pip install hf-align[mergekit]")
@@ -37,6 +42,22 @@ def merged(folder: Path, *documents: Document) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def models(tmp_path: Path) -> list[Path]:
     return [save(tmp_path / f"model{seed}", tiny_llama(), seed) for seed in range(3)]
+
+
+def refused(recipe: Document, folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    """The one line that a recipe is refused with; nothing is left behind."""
+    (folder / "refused.yml").write_text(yaml.safe_dump(recipe))
+    capsys.readouterr()
+    assert run("mergekit", folder / "refused.yml", folder / "refused", "--quiet", *flags) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1 and not (folder / "refused").exists()
+    return said[0]
+
+
+def change(model: Path, name: str, entry: int, value: float) -> None:
+    stored = load_file(model / "model.safetensors")
+    stored[name].view(-1)[entry] = value
+    save_file(stored, model / "model.safetensors", {"format": "pt"})
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -173,6 +194,96 @@ def test_weights_of_nothing_are_no_fault_of_a_dtype(tmp_path: Path, capsys: pyte
     (tmp_path / "r.yml").write_text(yaml.safe_dump(recipe))
     assert run("mergekit", tmp_path / "r.yml", tmp_path / "out", "--quiet") == 2
     assert "comes to NaN, though all models are finite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("weights", "more", "said"),
+    [
+        ((1.0, -1.0), {}, "that torch.float32 cannot hold"),
+        ((0.0, 0.0), {}, "comes to NaN, though all models are finite"),
+        pytest.param((0.0, 0.0), {"align": True}, "comes to NaN, though all models are finite", marks=pytest.mark.slow),
+        ((1e6, 1e6), {"dtype": "float16", "parameters": {"normalize": False}}, "that torch.float16 cannot hold"),
+    ],
+    ids=["difference", "nothing", "aligned", "float16"],
+)
+def test_what_mergekit_writes_has_numbers_only(
+    weights: tuple[float, float], more: Document, said: str, models: list[Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    recipe = linear(*models[:2], **more)
+    for entry, weight in zip(recipe["models"], weights, strict=True):
+        entry["parameters"]["weight"] = weight
+    error = refused(recipe, tmp_path, capsys)
+    assert said in error
+    # One that comes to numbers is written as ever.
+    for entry in recipe["models"]:
+        entry["parameters"]["weight"] = 0.5
+    found = merged(tmp_path / "sound", recipe)
+    assert all(tensor.isfinite().all() for tensor in found.values())
+
+
+def test_a_later_shard_and_a_later_slice_are_read_too(
+    models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taking, "_SLICE", 5)
+    change(models[0], "model.norm.weight", -1, 3e38)
+    recipe = linear(*models[:2], parameters={"normalize": False})
+    recipe["models"][0]["parameters"]["weight"] = 2.0
+    said = "model.norm.weight has entries that torch.float32 cannot hold"
+    assert said in refused(recipe, tmp_path, capsys, "--out-shard-size", "100")
+    recipe["models"][0]["parameters"]["weight"] = 1.0
+    assert merged(tmp_path / "sound", recipe)["model.norm.weight"][-1] == 3e38
+
+
+def test_a_model_that_is_damaged_is_named(
+    models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(models[1], "model.norm.weight", 0, torch.nan)
+    error = refused(linear(*models), tmp_path, capsys)
+    assert f"model.norm.weight in {models[1]} has NaN or infinite entries; this checkpoint is damaged" in error
+
+
+@pytest.mark.slow
+def test_of_another_version_what_is_written_has_numbers_only_too(
+    models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command writes it."""
+    recipe = linear(*models[:2])
+    for entry in recipe["models"]:
+        entry["parameters"]["weight"] = 0.0
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.1.4")
+    assert "comes to NaN, though all models are finite" in refused(recipe, tmp_path, capsys)
+
+
+def test_limits_that_all_models_have_stay(
+    models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b, c = models
+    for model in (a, b):
+        change(model, "model.norm.weight", 3, -torch.inf)
+        change(model, "model.norm.weight", 5, 1e38)
+    found = merged(tmp_path / "out", linear(a, b))
+    assert [name for name, tensor in found.items() if not tensor.isfinite().all()] == ["model.norm.weight"]
+    assert found["model.norm.weight"].isinf().nonzero().tolist() == [[3]]
+    said = f"model.norm.weight in {a} has NaN or infinite entries; this checkpoint is damaged"
+    assert said in refused(linear(a, c), tmp_path, capsys)
+    # One more that the models do not have is no limit.
+    recipe = linear(a, b, parameters={"normalize": False})
+    recipe["models"][0]["parameters"]["weight"] = 4.0
+    assert "model.norm.weight has entries that torch.float32 cannot hold" in refused(recipe, tmp_path, capsys)
+
+
+def test_limits_stay_where_layers_are_stacked(tmp_path: Path) -> None:
+    """The layers are numbered anew."""
+    a, out = tmp_path / "a", tmp_path / "out"
+    for folder, layers in ((a, 2), (out, 3)):
+        folder.mkdir()
+        masks = {f"layers.{layer}.mask": torch.tensor([0.0, -torch.inf]) for layer in range(layers)}
+        save_file(masks, folder / "model.safetensors")
+    require_numbers_in(out, [Source(str(a), a)])
+    save_file({"layers.2.mask": torch.tensor([-torch.inf, 0.0])}, out / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"layers.2.mask has entries that torch.float32 cannot hold"):
+        require_numbers_in(out, [Source(str(a), a)])
 
 
 def test_a_method_of_mergekit_is_measured_too(few: Path, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from tokenizers import models as kinds
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, GPT2Config, LlamaConfig, PreTrainedModel
 
 import hf_align
-from hf_align.errors import HfAlignError
+from hf_align.checkpoints.companions import renamed_tokens, require_same_vocabulary
+from hf_align.errors import CheckpointError, HfAlignError, IncompatibleModels
 from hf_align.jobs import respelling
 from hf_align.jobs.opened import Opened
 from hf_align.opening.vocabularies import Vocabulary, vocabulary_axes
@@ -290,3 +291,144 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         hf_align.merge([LLAMA / "0", b], output_dir=tmp_path / "out")
     report = hf_align.merge([LLAMA / "0", b], output_dir=tmp_path / "out", retokenize=True)
     assert any("300 tokens are its own" in note for note in report.notes)
+
+
+WORDS = [*"abc", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PERMUTED = [*"bca", *WORDS[3:]]
+OTHER_IDS = "have different vocabularies"
+
+
+def numbered(words: Sequence[str]) -> dict[str, int]:
+    return {word: i for i, word in enumerate(words)}
+
+
+def fast(words: Sequence[str], special: Sequence[str] = ()) -> dict[str, Any]:
+    """A fast tokenizer, which has the same words as a list of them."""
+    made = Tokenizer(kinds.WordPiece(numbered(words), unk_token="[UNK]"))
+    made.add_special_tokens(list(special))
+    return {"tokenizer.json": json.loads(made.to_str())}
+
+
+def paired(words: Mapping[str, int]) -> dict[str, Any]:
+    """Words and merges of a tokenizer that pairs."""
+    return {"vocab.json": words, "merges.txt": "#version: 0.2\na b\n"}
+
+
+PAIRS = numbered(["<|endoftext|>", *"abc", "ab"])
+TWICE = paired(numbered(["<s>", "<pad>", "</s>", "<unk>", "<mask>", *"abc", "ab"]))
+ENTITIES = numbered(["[PAD]", "[UNK]", "[MASK]", "[MASK2]", "x", "y"])
+
+
+def folders_with(root: Path, kind: str, *files: Mapping[str, Any]) -> list[Path]:
+    """Folders of models with some files: a text, bytes, words that stand one a line, or anything else as JSON."""
+    found = []
+    for name, each in zip("ab", files, strict=True):
+        (root / name).mkdir()
+        for file, content in {"config.json": {"model_type": kind}, **each}.items():
+            text = "".join(f"{word}\n" for word in content) if isinstance(content, list) else content
+            text = json.dumps(text) if isinstance(text, dict) else text
+            (root / name / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+        found.append(root / name)
+    return found
+
+
+SAME = {
+    "equal files": ("bert", {"vocab.txt": WORDS}, {"vocab.txt": WORDS}),
+    "equal files that nobody can read": ("bert", {"vocab.txt": b"\xff"}, {"vocab.txt": b"\xff"}),
+    "other ends of lines": ("bert", {"vocab.txt": WORDS}, {"vocab.txt": "\r\n".join([*WORDS, ""])}),
+    "another order of keys": ("gpt2", paired(PAIRS), paired(dict(reversed(PAIRS.items())))),
+    "a second vocabulary": ("luke", TWICE | {"entity_vocab.json": ENTITIES},
+                            TWICE | {"entity_vocab.json": dict(reversed(ENTITIES.items()))}),
+    "a fast one beside it": ("bert", fast(WORDS, WORDS[3:]), {"vocab.txt": WORDS}),
+    "a fast one that adds nothing": ("bert", fast(WORDS), {"vocab.txt": WORDS}),
+    "one that adds a word": ("bert", fast(WORDS, ["c"]), {"vocab.txt": WORDS}),
+    "the same files and more": ("bert", {"vocab.txt": WORDS}, {"vocab.txt": WORDS} | fast(WORDS)),
+    "more is added": ("bert", {"vocab.txt": WORDS}, {"vocab.txt": WORDS, "added_tokens.json": {"d": 8}}),
+    "none in one": ("bert", {"vocab.txt": WORDS}, {"merges.txt": "", "tokenizer_config.json": {}}),
+}  # fmt: skip
+DIFFERENT = {
+    "words": ("bert", {"vocab.txt": WORDS}, {"vocab.txt": PERMUTED}),
+    "special tokens": ("bert", {"vocab.txt": WORDS}, {"vocab.txt": [*"abc", *reversed(WORDS[3:])]}),
+    "pairs": ("gpt2", paired(PAIRS), paired(PAIRS | {"b": 3, "c": 2})),
+    "a second vocabulary": ("luke", TWICE | {"entity_vocab.json": ENTITIES},
+                            TWICE | {"entity_vocab.json": ENTITIES | {"x": 5, "y": 4}}),
+    "a word less": ("bert", {"vocab.txt": WORDS}, {"vocab.txt": [*"ab", *WORDS[3:]]}),
+    "a fast one beside it": ("bert", fast(WORDS, WORDS[3:]), {"vocab.txt": PERMUTED}),
+    "one that adds a word": ("bert", fast(PERMUTED, ["c"]), {"vocab.txt": WORDS}),
+    "added tokens": ("bert", {"vocab.txt": WORDS, "added_tokens.json": {"d": 8, "e": 9}},
+                     {"vocab.txt": WORDS, "added_tokens.json": {"d": 9, "e": 8}}),
+    "added tokens of a config": (
+        "bert",
+        {"vocab.txt": WORDS, "added_tokens.json": {"d": 8, "e": 9}},
+        {"vocab.txt": WORDS, "tokenizer_config.json": {"added_tokens_decoder": {"9": {"content": "d"}}}},
+    ),
+}  # fmt: skip
+UNREAD = {
+    "no text": ("bert", {"vocab.txt": WORDS}, {"vocab.txt": b"\xff\xfe"}, "valid UTF-8"),
+    "no sentencepiece": ("llama", fast(WORDS), {"tokenizer.model": b"\1"}, ""),
+    "of another kind": ("bert", {"vocab.txt": WORDS}, {"own.tiktoken": "YQ== 0\n"}, "has other files"),
+    "its own code": ("of nobody", {"vocab.txt": WORDS}, {"vocab.txt": PERMUTED}, ""),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_files_of_one_vocabulary_are_taken(case: str, tmp_path: Path) -> None:
+    folders = folders_with(tmp_path, *SAME[case])
+    for each in (folders, folders[::-1]):
+        require_same_vocabulary(("a", "b"), each)
+        assert renamed_tokens(each) == []
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_files_of_another_vocabulary_are_refused(case: str, tmp_path: Path) -> None:
+    folders = folders_with(tmp_path, *DIFFERENT[case])
+    for each in (folders, folders[::-1]):
+        with pytest.raises(IncompatibleModels, match=OTHER_IDS):
+            require_same_vocabulary(("a", "b"), each)
+
+
+@pytest.mark.parametrize("case", UNREAD)
+def test_a_vocabulary_that_cannot_be_read_is_one_line(case: str, tmp_path: Path) -> None:
+    *given, why = UNREAD[case]
+    with pytest.raises(CheckpointError) as raised:
+        require_same_vocabulary(("a", "b"), folders_with(tmp_path, *given))
+    which = "a" if case == "its own code" else "b"
+    said = f"nothing tells whether a and b have one vocabulary: the tokenizer of {which} cannot be read ("
+    assert str(raised.value).startswith(said) and why in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1 and "/hf-align-" not in str(raised.value)
+
+
+def test_links_that_lead_away_are_no_vocabulary(tmp_path: Path) -> None:
+    """Neither are they compared, nor are they read beside files that are."""
+    a, b = folders_with(tmp_path, "bert", {"vocab.txt": WORDS}, {})
+    (tmp_path / "away").write_text("".join(f"{word}\n" for word in PERMUTED))
+    (b / "vocab.txt").symlink_to(tmp_path / "away")
+    require_same_vocabulary(("a", "b"), [a, b])
+    (b / "own.tiktoken").write_text("YQ== 0\n")
+    with pytest.raises(CheckpointError, match="has other files"):
+        require_same_vocabulary(("a", "b"), [a, b])
+
+
+def test_added_tokens_of_other_names_are_said_whatever_the_files(tmp_path: Path) -> None:
+    files = [{"vocab.txt": WORDS, "added_tokens.json": {token: 8}} for token in "de"]
+    folders = folders_with(tmp_path, "bert", *files)
+    require_same_vocabulary(("a", "b"), folders)
+    assert "as 8: e for d" in renamed_tokens(folders)[0]
+    (folders[1] / "vocab.txt").write_text("\r\n".join([*WORDS, ""]))
+    require_same_vocabulary(("a", "b"), folders)
+    assert "as 8: e for d" in renamed_tokens(folders)[0]
+
+
+@pytest.mark.parametrize("match", ["none", "weight"])
+def test_words_in_another_order_are_not_merged_row_by_row(
+    match: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = sorted(json.loads((MODELS / "bert" / "0" / "tokenizer.json").read_text())["model"]["vocab"])
+    for i, name in enumerate("ab"):
+        shutil.copytree(MODELS / "bert" / str(i), tmp_path / name)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            (tmp_path / name / file).unlink()
+        (tmp_path / name / "vocab.txt").write_text("\n".join(words[i:] + words[:i]))
+    assert run("merge", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "out", "-q", "--method", "linear", "--match",
+               match) == 2  # fmt: skip
+    assert OTHER_IDS in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "out").exists()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import transformers as t
+from conftest import run
 
 from traps.trap import Trap, cases, check, lengths, native, text
 
@@ -88,3 +89,28 @@ TRAPS = [
 @pytest.mark.parametrize("trap", cases("pairs", TRAPS))
 def test_pairs(trap: Trap, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(trap, tmp_path, capsys)
+
+
+def refused(a: t.PreTrainedModel, b: t.PreTrainedModel, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says of a merge of two models that it refuses."""
+    a.save_pretrained(folder / "a")
+    b.save_pretrained(folder / "b")
+    capsys.readouterr()
+    assert run("merge", folder / "a", folder / "b", "-o", folder / "out", "--match", "none", "--quiet") == 2
+    assert not (folder / "out").exists()
+    return capsys.readouterr().err
+
+
+def test_labels_in_another_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No code reads their names; rows of the classifier are merged by their numbers."""
+    names = ["bad", "fair", "good"]
+    models = [t.BertForSequenceClassification(t.BertConfig(**_BERT, id2label=dict(enumerate(order))))
+              for order in (names, [*reversed(names)])]  # fmt: skip
+    assert "id2label gives bad the number 0 in" in refused(*models, tmp_path, capsys)
+
+
+def test_another_token_that_a_decoder_begins_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only a call with labels has the model begin by itself."""
+    sizes = dict(vocab_size=17, d_model=16, d_ff=10, d_kv=4, num_layers=2, num_heads=2)
+    models = [t.T5ForConditionalGeneration(t.T5Config(**sizes, decoder_start_token_id=n)) for n in (0, 5)]
+    assert "decoder_start_token_id is 0 in" in refused(*models, tmp_path, capsys)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from hf_align.errors import CheckpointError
 from hf_align.runtime.devices import drawing
 
 WEIGHTS = "adapter_model.safetensors"
+_ALPHA = 8
+"""PEFT's, where a config does not say."""
 _LOST, _ROUNDING = 1e-4, 1e-6
 """What two factors may lack of a change: against its norm, and against that of what it is the difference of."""
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(\.default)?(\.weight)?")
@@ -118,11 +120,18 @@ class AdaptedCheckpoint(Checkpoint):
         return super().record(reference, config) | self._adapter.record(f"{reference} (adapter)", ADAPTER)
 
 
-def adapted(base: Checkpoint, source: Source, in_memory: Mapping[str, str] | None = None) -> Checkpoint:
+def adapted(
+    base: Checkpoint,
+    source: Source,
+    in_memory: Mapping[str, str] | None = None,
+    by_inputs: Collection[str] | None = None,
+) -> Checkpoint:
     """A checkpoint with the adapter of its source, if it has one, merged in.
 
     Args:
         in_memory: name in memory -> name on disk, for adapters whose base is stored under other names.
+        by_inputs: names in memory of weights that are stored as [inputs, outputs], as the model's modules tell;
+            without them a square weight is refused.
 
     Raises:
         CheckpointError: an adapter of another kind, for another base, or that cannot be merged exactly.
@@ -133,12 +142,14 @@ def adapted(base: Checkpoint, source: Source, in_memory: Mapping[str, str] | Non
     config, (factors, whole) = _config(source.adapter), _parts(adapter, source)
     names = in_memory or {}
     replaced = {_place(bare, base, names, source): name for bare, name in whole.items()}
+    flipped = None if by_inputs is None else {names.get(name, name) for name in by_inputs}
     low_rank: dict[str, LowRank] = {}
     for module, parts in factors.items():
         on_disk = _place(f"{module}.weight", base, names, source)
         if on_disk in low_rank:
             raise CheckpointError(f"{source.reference}: the adapter changes {on_disk} twice; merge it with PEFT first")
-        low_rank[on_disk] = _low_rank(module, parts, config, adapter, base.info(on_disk).shape, source)
+        is_flipped = None if flipped is None else on_disk in flipped
+        low_rank[on_disk] = _low_rank(module, parts, config, adapter, base.info(on_disk).shape, source, is_flipped)
     for on_disk, name in replaced.items():
         old, new = base.info(on_disk).shape, adapter.info(name).shape
         if old != new:
@@ -166,7 +177,7 @@ def _parts(adapter: Checkpoint, source: Source) -> tuple[dict[str, dict[str, str
 
 def _low_rank(
     module: str, parts: Mapping[str, str], config: Mapping[str, Any], adapter: Checkpoint, shape: tuple[int, ...],
-    source: Source,
+    source: Source, is_flipped: bool | None,
 ) -> LowRank:  # fmt: skip
     of_embedding = "embedding_A" in parts
     down_name, up_name = (parts.get(f"embedding_{side}" if of_embedding else side) for side in "AB")
@@ -183,11 +194,13 @@ def _low_rank(
             f"{source.reference}: the adapter's {module} is {list(up)} by {list(down)}, which does not fit the base's "
             f"{list(shape)}; was it made for another base?"
         )
-    asked = of_embedding or bool(config.get("fan_in_fan_out"))  # where the weight is square only the config tells
-    alpha = _by_pattern(config.get("alpha_pattern") or {}, module, config.get("lora_alpha", rank))
+    is_square = len(fits) == 2
+    if is_square and not of_embedding and is_flipped is None:  # fan_in_fan_out is that of the last module alone
+        raise CheckpointError(f"{source.reference}: only the model's code tells how the square {module} is laid out")
+    alpha = _by_pattern(config.get("alpha_pattern") or {}, module, config.get("lora_alpha", _ALPHA))
     return LowRank(
         down_name, up_name, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank),
-        transposed=asked if len(fits) == 2 else fits[0],
+        transposed=of_embedding or bool(is_flipped) if is_square else fits[0],
     )  # fmt: skip
 
 

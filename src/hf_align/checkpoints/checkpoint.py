@@ -269,7 +269,9 @@ def require_held(name: str, tensor: Tensor) -> Tensor:
             raise CheckpointError(
                 f"{name} comes to NaN, though all models are finite: see the method and its parameters"
             )
-        raise CheckpointError(f"{name} has entries that {tensor.dtype} cannot hold; choose another --dtype")
+        raise CheckpointError(
+            f"{name} has entries that {tensor.dtype} cannot hold; choose another --dtype, or other parameters"
+        )
     return tensor
 
 

@@ -12,6 +12,7 @@ from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.job import Asked, Draft, Job
 from hf_align.jobs.opened import Basis, Opened, standing_still
 from hf_align.jobs.outcome import Report
+from hf_align.jobs.read_beside import require_answers_alone
 from hf_align.jobs.witnessing import moved_model, note, said_in
 from hf_align.jobs.writing import as_written, draft_of, entries_of, record
 from hf_align.matching.match import Match, of_others
@@ -80,6 +81,7 @@ class Align(OpenedJob[Basis]):
         options = asked.options
         models = Opened.open({"A": a, "B": b}, options, asked.say)
         pair = models.first
+        require_answers_alone(pair.b, models.spec)
         fit, _ = models.examples(asked.data, reporting=False)
         if asked.data is not None and fit is None:
             asked.say(f"--data is not used: --match {options.match} compares weights alone")

@@ -12,7 +12,7 @@ from hf_align.checkpoints.companions import same_vocabulary
 from hf_align.checkpoints.hub import resolve
 from hf_align.checkpoints.naming import Names, match_names
 from hf_align.tracing.budget import Budget, within
-from hf_align.tracing.build import build_without_weights, inventory, read_config
+from hf_align.tracing.build import build_without_weights, by_inputs, inventory, read_config
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class InMemory:
             model = build_without_weights(config)
         found = inventory(model)
         names = match_names(model, stored, found.ties, {})
-        return cls(source.folder, adapted(stored, source, names.alone()), names, bool(found.ties), found.shapes)
+        checkpoint = adapted(stored, source, names.alone(), by_inputs(model))
+        return cls(source.folder, checkpoint, names, bool(found.ties), found.shapes)
 
     def is_like(self, other: InMemory) -> bool:
         """Whether both have the same weights and read the same tokens."""

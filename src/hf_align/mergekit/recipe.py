@@ -35,6 +35,7 @@ from hf_align.mergekit.loaders import is_planned, run_mergekit
 from hf_align.mergekit.methods import Loop, least_bytes, merge_here, names_of, require_bound, whole_slice
 from hf_align.mergekit.own import is_own, own_job
 from hf_align.mergekit.slices import stack_here
+from hf_align.mergekit.taking import take
 from hf_align.opening.pairs import Pair
 from hf_align.publishing.card import document
 from hf_align.publishing.provenance import FOLDER
@@ -256,7 +257,7 @@ class _Recipe(Job[_Making]):
             )
         )
         if fault is None:
-            _take(stage, claim)
+            take(stage, claim, self._read_by(making))
             return "merged by mergekit"
         say(f"mergekit does not merge this architecture whole ({fault}); merging with its methods here")
         making.inputs = inputs = making.inputs or Basis(_open(self.names, self.asked))
@@ -293,7 +294,11 @@ class _Recipe(Job[_Making]):
             out = claim.processes.by_the_first(
                 lambda: run_script(script, self.recipe, folders, stage, self.flags, self.options.trust_remote_code)
             )
-        _take(out, claim)
+        take(out, claim, self._read_by(making))
+
+    def _read_by(self, making: _Making) -> Sequence[Source]:
+        """Whose buffers are in the result: where models are moved, they are those of the first."""
+        return self.sources if making.inputs is None else making.inputs.models.sources[:1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,13 +373,6 @@ def _stored(source: Source, options: Options) -> dict[str, str]:
     found = inventory(model)
     names = match_names(model, Checkpoint.open(source.folder, source.shards), found.ties, {}).by_memory()
     return {name: names[name].sources[0] if name in names else name for name in found.shapes}
-
-
-def _take(folder: Path, claim: Claim) -> None:
-    """Make all that mergekit has written part of the result."""
-    if claim.processes.leads:
-        for file in folder.iterdir():
-            os.replace(file, claim.documents / file.name)
 
 
 def _options(align: Align | None, common: Options) -> Options:

@@ -82,6 +82,7 @@ def require_same_function(refs: tuple[str, str], a: PretrainedConfig, b: Pretrai
     Raises:
         IncompatibleModels: they compute differently, or nothing tells; the message names the field.
     """
+    _require_same_order_of_labels(refs, a, b)
     first, second = Variant(_returning_alike(a)), Variant(_returning_alike(b))
     differing, same_code = differences(first.config, second.config), _is_same_code(_code(a), _code(b))
     if same_code and not differing:
@@ -92,6 +93,17 @@ def require_same_function(refs: tuple[str, str], a: PretrainedConfig, b: Pretrai
     sized = second if first.shapes == second.shapes else _in_sizes_of(first, second, differing)
     paths = differences(first.config, sized.config).keys()
     _Comparison(refs, {p: differing[p] for p in differing if p in paths}, same_code).require(first, sized)
+
+
+def _require_same_order_of_labels(refs: tuple[str, str], a: PretrainedConfig, b: PretrainedConfig) -> None:
+    """No code reads what classes are called, but whoever names a class means the same by it."""
+    labels, others = ({name: int(n) for n, name in (getattr(c, "id2label", None) or {}).items()} for c in (a, b))
+    moved = [name for name in labels if others.get(name, labels[name]) != labels[name]]
+    if moved:
+        raise IncompatibleModels(
+            f"{refs[0]} and {refs[1]} answer in another order: id2label gives {_shown(moved[0])} the number "
+            f"{labels[moved[0]]} in {refs[0]}, {others[moved[0]]} in {refs[1]}"
+        )
 
 
 def require_same_buffers(refs: tuple[str, str], a: PretrainedConfig, b: PretrainedConfig) -> None:
@@ -146,6 +158,7 @@ class _Comparison:
         heard = Variant(a.config)
         with self.readers.listening():
             calls = [*heard.calls(_SHORT), *heard.calls_with_media()]
+            calls += heard.calls_with_labels(calls)
         if self.same_code:
             self.differing = {p: v for p, v in self.differing.items() if self.readers.of(heard.config, p)}
             if not self.differing:

@@ -21,7 +21,7 @@ from hf_align.opening.vocabularies import RespelledWeights, Respelling
 from hf_align.opening.widths import Architecture
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.budget import ANY, Budget, within
-from hf_align.tracing.build import build_without_weights, inventory, read_config, unsaved_tables
+from hf_align.tracing.build import build_without_weights, by_inputs, inventory, read_config, unsaved_tables
 from hf_align.tracing.stored import with_stored
 
 
@@ -101,7 +101,7 @@ def open_model(
         more = f" and {len(names.missing) - 1} more" if len(names.missing) > 1 else ""
         needs = f"{ref} lacks {names.missing[0]}{more}, which {type(model).__name__} needs"
         raise CheckpointError(f"{needs}; if it is of another class, name that under architectures in its config.json")
-    checkpoint = adapted(stored, source, names.alone())
+    checkpoint = adapted(stored, source, names.alone(), by_inputs(model))
     require_parts_alone(ref, checkpoint, names, aliases or architecture.spec.ties)
     _require_tied(ref, checkpoint, names, aliases)
     weights = NamedWeights(checkpoint, names, architecture.spec.buffers)

@@ -107,6 +107,8 @@ def open_pair(
     respelling = None if respell is None else respelling_of(folders, configs)
     if respelling is not None:
         configs[1] = respelling.config
+    elif respell is not None:  # without tokenizer.json in both nothing is respelled
+        require_same_vocabulary((a, b), folders)
     deepenings = deepenings_of(configs)
     deep = [config if d is None else d.config for config, d in zip(configs, deepenings, strict=True)]
     with waiting("comparing the configs"):

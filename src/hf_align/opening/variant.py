@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +22,7 @@ from hf_align.tracing.modes import find_modes
 from hf_align.tracing.trace import trace_call
 from hf_align.tracing.ways import owners_of, try_parts, try_ways
 
+_OF_DECODER = ("decoder_input_ids",)
 _BATCH = 2
 """Rows of a call."""
 Shapes = dict[str, tuple[int, ...]]
@@ -91,6 +94,21 @@ class Variant:
 
         try_media(self.model, attempt)
         return found
+
+    def calls_with_labels(self, calls: Iterable[Call]) -> list[Call]:
+        """A call of some with labels alone for its decoder, if one can be recorded: many a model makes of its labels
+        what its decoder reads, and begins that as its config says."""
+        asked = inspect.signature(self.model.forward).parameters
+        for call in calls if {"labels", *_OF_DECODER} <= asked.keys() else ():
+            given = dict(call.example.arguments)
+            labels = next((given[name] for name in (*_OF_DECODER, "input_ids") if name in given), None)
+            others = {name: value for name, value in given.items() if not name.startswith("decoder_")}
+            if call.part or labels is None:
+                continue
+            labelled = Call(replace(call.example, arguments={**others, "labels": labels}))
+            if self._attempted(labelled) is None:
+                return [labelled]
+        return []
 
     def calls_in_all_modes(self) -> list[Call]:
         """A call of every mode that tracing finds, at the cost of two layers of each kind.

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
@@ -366,6 +366,16 @@ def inventory(model: PreTrainedModel) -> Inventory:
     saved = model.state_dict(keep_vars=True)
     buffers = {n: tuple(b.shape) for n, b in model.named_buffers() if n in saved and n not in statistics}
     return Inventory(shapes, canonical_names(model)[1], buffers)
+
+
+def by_inputs(model: nn.Module) -> frozenset[str]:
+    """The weights of matrices that are stored as [inputs, outputs]: those of no linear layer of torch's."""
+    return frozenset(
+        f"{path}.weight"
+        for path, part in model.named_modules()
+        if (weight := part._parameters.get("weight")) is not None and weight.dim() == 2
+        and not isinstance(part, (nn.Linear, nn.Embedding))
+    )  # fmt: skip
 
 
 def trained_buffers(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:

@@ -1,13 +1,15 @@
 """Weights that no traced call reads: what an unseen call may do with them must stay as it is.
 
-Such a weight meets activations of its own sizes. So it stands still itself, and so does every space along which the
-model has an axis of one of these sizes; a gauge that changes such an activation is left out. Where no code of the model
-so much as names the weight, it meets nothing.
+Such a weight meets activations of its own sizes, or two of half its size side by side, or those of all layers: one
+number for each head of each layer. So it stands still itself, and so does every space along which the model has an axis
+of one of these sizes; a gauge that changes such an activation is left out. Where no code of the model so much as names
+the weight, it meets nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from transformers import PreTrainedModel
@@ -38,9 +40,10 @@ def without_unseen(
             raise HfAlignError(f"no parameter matches {pattern}")
     spec = _without_named(spec, unused)
     meeting = _meeting(spec, model)
-    sizes = {size for name in meeting for size in spec.shape(name) if size > 1}
-    if not sizes:
+    whole = {size for name in meeting for size in spec.shape(name) if size > 1}
+    if not whole:
         return spec
+    sizes = whole | {size // 2 for size in whole if size % 2 == 0 and size > 2}
     met = dict.fromkeys(
         space
         for axes in spec.parameters.values()
@@ -49,13 +52,19 @@ def without_unseen(
         for segment in axis
         for factor in segment
         for space in factor.powers
-    )
+    ) | dict.fromkeys(_of_all_layers(spec, whole))
     found = replace(spec, gauges=_gauges_left(spec, sizes))
     why = Evidence("unread", f"{meeting[0]} has this size, and no traced call reads it", "", "")
     for name in met:
         if found.spaces.get(name) is not None and found.spaces[name].group is not None:
             found = pin(found, name, why)
     return found
+
+
+def _of_all_layers(spec: SymmetrySpec, sizes: Collection[int]) -> list[str]:
+    """The spaces of one size that together have one of some sizes."""
+    count = Counter(space.size for space in spec.spaces.values())
+    return [name for name, space in spec.spaces.items() if space.size * count[space.size] in sizes]
 
 
 def unseen(spec: SymmetrySpec, unused: Sequence[str] = (), model: PreTrainedModel | None = None) -> list[str]:

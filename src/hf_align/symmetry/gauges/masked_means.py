@@ -30,6 +30,8 @@ def _masked_mean(op: fx.Node) -> tuple[fx.Node, ...]:
     quotient, steps = op, 1
     while not does(quotient, Trait.DIVIDES) and len(quotient.users) == 1 and steps < _LONGEST:
         (quotient,), steps = quotient.users, steps + 1
+    if not does(quotient, Trait.DIVIDES):
+        return ()
     ops = [quotient]
     while not does(ops[0], Trait.MULTIPLIES):
         before = ops[0].args[0] if does(ops[0], Trait.DIVIDES | Trait.SAME | Trait.TOTALS) else None
