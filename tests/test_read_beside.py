@@ -58,12 +58,14 @@ def test_states_before_a_head_that_sentence_transformers_read(
         assert run("align", a, b, "-o", tmp_path / "out", "--quiet") == 2
 
 
-def test_a_weight_for_each_head_of_each_layer_that_no_call_reads() -> None:
-    """As long as all heads of all layers: a method reads it, with the attention of each of them."""
+@pytest.mark.parametrize("layers", [2, 5])
+def test_a_weight_for_each_head_of_each_layer_that_no_call_reads(layers: int) -> None:
+    """As long as all heads of all layers: a method reads it, with the attention of each of them. Heads may be as many
+    as a head has entries."""
     config = transformers.EsmConfig(
-        vocab_size=33, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=10, pad_token_id=0,
-        mask_token_id=4, max_position_embeddings=40, position_embedding_type="rotary", attn_implementation="eager",
-        architectures=["EsmForMaskedLM"],
+        vocab_size=33, hidden_size=16, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=10,
+        pad_token_id=0, mask_token_id=4, max_position_embeddings=40, position_embedding_type="rotary",
+        attn_implementation="eager", architectures=["EsmForMaskedLM"],
     )  # fmt: skip
     spec, rng = derive_by_depth(config), Generator().manual_seed(0)
     weights = random_weights(spec, rng)

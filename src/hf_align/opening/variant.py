@@ -22,7 +22,7 @@ from hf_align.tracing.modes import find_modes
 from hf_align.tracing.trace import trace_call
 from hf_align.tracing.ways import owners_of, try_parts, try_ways
 
-_OF_DECODER = ("decoder_input_ids",)
+_OF_DECODER = "decoder_input_ids"
 _BATCH = 2
 """Rows of a call."""
 Shapes = dict[str, tuple[int, ...]]
@@ -99,9 +99,9 @@ class Variant:
         """A call of some with labels alone for its decoder, if one can be recorded: many a model makes of its labels
         what its decoder reads, and begins that as its config says."""
         asked = inspect.signature(self.model.forward).parameters
-        for call in calls if {"labels", *_OF_DECODER} <= asked.keys() else ():
+        for call in calls if {"labels", _OF_DECODER} <= asked.keys() else ():
             given = dict(call.example.arguments)
-            labels = next((given[name] for name in (*_OF_DECODER, "input_ids") if name in given), None)
+            labels = next((given[name] for name in (_OF_DECODER, "input_ids") if name in given), None)
             others = {name: value for name, value in given.items() if not name.startswith("decoder_")}
             if call.part or labels is None:
                 continue

@@ -62,9 +62,10 @@ def without_unseen(
 
 
 def _of_all_layers(spec: SymmetrySpec, sizes: Collection[int]) -> list[str]:
-    """The spaces of one size that together have one of some sizes."""
-    count = Counter(space.size for space in spec.spaces.values())
-    return [name for name, space in spec.spaces.items() if space.size * count[space.size] in sizes]
+    """The spaces of one size and kind of group that together have one of some sizes."""
+    kinds = {name: (space.size, type(space.group)) for name, space in spec.spaces.items()}
+    count = Counter(kinds.values())
+    return [name for name, kind in kinds.items() if kind[0] * count[kind] in sizes]
 
 
 def unseen(spec: SymmetrySpec, unused: Sequence[str] = (), model: PreTrainedModel | None = None) -> list[str]:
