@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import run, tiny_bert
+from conftest import run, tiny_bert, tiny_llama
 from torch import Generator
 
+from hf_align.errors import IncompatibleModels
 from hf_align.jobs.read_beside import require_answers_alone
 from hf_align.opening.pairs import open_pair
 from hf_align.symmetry.certificate.random_copy import random_elements, random_weights, transform
@@ -43,6 +44,16 @@ def test_heads_that_timestamps_are_read_from_stay(tmp_path: Path, capsys: pytest
             continue
         assert run("align", a, b, "-o", tmp_path / "out", "--quiet") == 2
         assert "alignment_heads" in (told := capsys.readouterr().err) and "--heads monotonic" in told
+
+
+def test_query_heads_that_share_a_key_are_counted_one_by_one(tmp_path: Path) -> None:
+    config = tiny_llama(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=4)
+    a, b = saved(transformers.LlamaForCausalLM, config, tmp_path)
+    said = json.loads((b / "generation_config.json").read_text())
+    (b / "generation_config.json").write_text(json.dumps({**said, "watched": [[0, 3], [1, 2]]}))
+    pair = open_pair(str(a), str(b))
+    with pytest.raises(IncompatibleModels, match="heads by their numbers"):
+        require_answers_alone(pair.b, pair.spec)
 
 
 @pytest.mark.parametrize("kind", [transformers.BertForMaskedLM, transformers.BertModel])

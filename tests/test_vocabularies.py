@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from conftest import MODELS, run
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders
@@ -432,3 +433,13 @@ def test_words_in_another_order_are_not_merged_row_by_row(
     assert run("merge", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "out", "-q", "--method", "linear", "--match",
                match) == 2  # fmt: skip
     assert OTHER_IDS in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "out").exists()
+
+
+def test_ids_that_nothing_respells_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tokens are brought into another vocabulary by `tokenizer.json` alone."""
+    folders = folders_with(tmp_path, "bert", {"vocab.txt": WORDS}, {"vocab.txt": PERMUTED})
+    sizes = dict(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6)
+    for folder in folders:
+        transformers.BertForMaskedLM(transformers.BertConfig(**sizes)).save_pretrained(folder)
+    assert run("merge", *folders, "-o", tmp_path / "out", "-q", "--retokenize") == 2
+    assert "--retokenize needs a tokenizer.json in both" in capsys.readouterr().err

@@ -5,11 +5,12 @@ A change of basis keeps answers alone. So where the files that are copied with a
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hf_align.checkpoints.own_files import is_own, own_json
 from hf_align.errors import IncompatibleModels
-from hf_align.matching.head_families import head_families
+from hf_align.matching.head_families import HeadFamily, head_families
 from hf_align.opening.models import Model
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights
@@ -24,7 +25,7 @@ def require_answers_alone(model: Model, spec: SymmetrySpec) -> None:
         spec: with the groups that move it.
 
     Raises:
-        IncompatibleModels: Sentence Transformers reads its states before its head, or what it generates by names heads
+        IncompatibleModels: Sentence Transformers reads its states before its head, or its generation config names heads
             that move.
     """
     folder = model.source.folder
@@ -35,12 +36,18 @@ def require_answers_alone(model: Model, spec: SymmetrySpec) -> None:
                 f"{model.ref}: {_MODULES} reads the states before the head of {type(built).__name__}, and these come "
                 f"into another basis; name {type(built.base_model).__name__} under architectures in its config.json"
             )
-    heads = max((spec.spaces[f.heads].size for f in head_families(spec) if spec.spaces[f.heads].group), default=0)
+    heads = max((_moving_heads(family, spec) for family in head_families(spec)), default=0)
     if named := [key for key, value in (own_json(folder, _GENERATION) or {}).items() if _names_heads(value, heads)]:
         raise IncompatibleModels(
             f"{model.ref}: {_GENERATION} names heads by their numbers ({named[0]}), and heads move; "
             "--heads monotonic keeps them in their places"
         )
+
+
+def _moving_heads(family: HeadFamily, spec: SymmetrySpec) -> int:
+    """How many heads of a layer move, query heads that share a key among them."""
+    spaces = [spec.spaces[name] for name in (family.heads, family.subheads) if name is not None]
+    return math.prod(space.size for space in spaces) if any(space.group for space in spaces) else 0
 
 
 def _names_heads(value: Any, heads: int) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.checkpoints.checkpoint import Checkpoint
-from hf_align.checkpoints.companions import require_same_vocabulary
+from hf_align.checkpoints.companions import require_same_vocabulary, same_vocabulary
 from hf_align.checkpoints.hub import resolve
 from hf_align.checkpoints.naming import NamedWeights
 from hf_align.checkpoints.ondemand import Computed
@@ -107,8 +107,10 @@ def open_pair(
     respelling = None if respell is None else respelling_of(folders, configs)
     if respelling is not None:
         configs[1] = respelling.config
-    elif respell is not None:  # without tokenizer.json in both nothing is respelled
-        require_same_vocabulary((a, b), folders)
+    elif respell is not None and not same_vocabulary(folders):
+        raise IncompatibleModels(
+            f"{a} and {b} have different vocabularies; --retokenize needs a tokenizer.json in both"
+        )
     deepenings = deepenings_of(configs)
     deep = [config if d is None else d.config for config, d in zip(configs, deepenings, strict=True)]
     with waiting("comparing the configs"):

@@ -369,7 +369,8 @@ def inventory(model: PreTrainedModel) -> Inventory:
 
 
 def by_inputs(model: nn.Module) -> frozenset[str]:
-    """The weights of matrices that are stored as [inputs, outputs]: those of no linear layer of torch's."""
+    """The matrices that an adapter takes for [inputs, outputs]: those of modules other than torch's linear layers and
+    tables."""
     return frozenset(
         f"{path}.weight"
         for path, part in model.named_modules()

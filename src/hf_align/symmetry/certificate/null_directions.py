@@ -195,11 +195,12 @@ def _of_read(shown: Sequence[Tensor], read: Tensor) -> Tensor:
     what is left of a direction of a group be null. In each look outputs are given the same size.
 
     Raises:
-        OverflowError: at these weights some are no numbers.
+        OverflowError: at these weights some are no numbers, or too large.
     """
-    rows = torch.cat([look / (look.norm() or 1) * len(look) ** 0.5 for look in shown])
-    if not rows.isfinite().all():
+    sizes = [look.norm() for look in shown]
+    if not all(size.isfinite() for size in sizes):
         raise OverflowError("its derivatives are no numbers")
+    rows = torch.cat([look * (len(look) ** 0.5 / (size or 1)) for look, size in zip(shown, sizes, strict=True)])
     return rows[(rows[:, ~read] == 0).all(1)][:, read]
 
 
