@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from conftest import run, save, tiny_bert
 from safetensors.torch import save_file
@@ -17,6 +18,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import AUDIO_TOKENIZER_NAME, PROCESSOR_NAME, VIDEO_PROCESSOR_NAME
 
 from hf_align.checkpoints.companions import COPIED, companions
+from hf_align.checkpoints.not_merged import not_merged
 
 MODULES = ("", "1_Pooling", "2_Dense", "../outside", "linked")
 
@@ -61,7 +63,7 @@ def test_what_stands_behind_a_model_goes_with_it(
     for name in ("modules.json", "sentence_bert_config.json", "1_Pooling/config.json", "2_Dense/model.safetensors"):
         assert (out / name).read_bytes() == (embedders[whose] / name).read_bytes()
     assert not (out / "notes.json").exists() and not (out / "linked").exists()
-    assert any("the models differ in 2_Dense/model.safetensors" in note for note in notes) is is_said
+    assert any("2_Dense/model.safetensors differs between the models" in note for note in notes) is is_said
 
 
 def test_another_module_behind_a_model_is_another_input(embedders: list[Path], tmp_path: Path) -> None:
@@ -86,3 +88,41 @@ def test_whatever_a_tokenizer_or_processor_reads_is_copied() -> None:
             names |= {*getattr(read, "VOCAB_FILES_NAMES", {}).values()}
     assert {"source.spm", "bpe.codes", "entity_vocab.json", "spiece.model"} <= names
     assert not [name for name in names if not any(fnmatch(name, pattern) for pattern in COPIED)]
+
+
+def _prepared(folder: Path, **changed: object) -> Path:
+    """What prepares inputs: a tokenizer, and a processor of pictures."""
+    folder.mkdir(exist_ok=True)
+    words = tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
+    tokenizer = json.loads(tokenizers.Tokenizer(words).to_str())
+    tokenizer |= {name: value for name, value in changed.items() if name in tokenizer}
+    tokenizer["model"] |= {name: value for name, value in changed.items() if name in tokenizer["model"]}
+    picture = {"image_mean": changed.get("image_mean", 0.5), "_processor_class": folder.name}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "preprocessor_config.json").write_text(json.dumps(picture))
+    (folder / "LICENSE").write_text(folder.name)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({}, None),
+        ({"merges": ["a b"], "padding": None}, None),
+        ({"normalizer": {"type": "Lowercase"}}, "tokenizer.json (normalizer) differs"),
+        ({"merges": []}, "tokenizer.json (merges) differs"),
+        ({"image_mean": 0.4}, "preprocessor_config.json (image_mean) differs"),
+        ({"image_mean": 0.4, "merges": []}, "preprocessor_config.json (image_mean) and tokenizer.json (merges) differ"),
+    ],
+)
+def test_inputs_that_are_prepared_in_another_way(changed: dict[str, object], named: str | None, tmp_path: Path) -> None:
+    """Merges joined by a space are those of older files."""
+    found = not_merged([_prepared(tmp_path / "a"), _prepared(tmp_path / "b"), _prepared(tmp_path / "c", **changed)])
+    assert [note.startswith(named or "?") for note in found] == [True] * (named is not None)
+
+
+def test_files_of_one_model_alone_are_not_spoken_of(tmp_path: Path) -> None:
+    a, b = _prepared(tmp_path / "a"), _prepared(tmp_path / "b", image_mean=0.4)
+    assert not_merged([a, b]) and not not_merged([a, b], without=["preprocessor*"])
+    (b / "preprocessor_config.json").unlink()
+    assert not not_merged([a, b])

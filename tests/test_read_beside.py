@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import run, tiny_bert, tiny_llama
+from conftest import built, run, tiny_bert, tiny_llama
 from torch import Generator
 
+import hf_align
 from hf_align.errors import IncompatibleModels
 from hf_align.jobs.read_beside import require_answers_alone
 from hf_align.opening.pairs import open_pair
@@ -43,7 +44,15 @@ def test_heads_that_timestamps_are_read_from_stay(tmp_path: Path, capsys: pytest
             require_answers_alone(pair.b, pair.spec)
             continue
         assert run("align", a, b, "-o", tmp_path / "out", "--quiet") == 2
-        assert "alignment_heads" in (told := capsys.readouterr().err) and "--heads monotonic" in told
+        assert "alignment_heads" in (told := capsys.readouterr().err) and "heads monotonic" in told
+
+
+def test_heads_of_a_live_model_that_generation_names_stay(tmp_path: Path) -> None:
+    a, b = (built(tiny_llama(), seed) for seed in range(2))
+    b.generation_config.watched = [[0, 1]]
+    with pytest.raises(IncompatibleModels, match="watched"):
+        hf_align.align(b, to=a)
+    hf_align.align(b, to=a, heads="monotonic")
 
 
 def test_query_heads_that_share_a_key_are_counted_one_by_one(tmp_path: Path) -> None:

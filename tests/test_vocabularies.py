@@ -18,7 +18,7 @@ from tokenizers import models as kinds
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, GPT2Config, LlamaConfig, PreTrainedModel
 
 import hf_align
-from hf_align.checkpoints.companions import renamed_tokens, require_same_vocabulary
+from hf_align.checkpoints.token_ids import renamed_tokens, require_same_vocabulary
 from hf_align.errors import CheckpointError, HfAlignError, IncompatibleModels
 from hf_align.jobs import respelling
 from hf_align.jobs.opened import Opened

@@ -370,6 +370,17 @@ def test_what_is_said_of_align(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert "witness: aligned B answers as B does, largest change" in said and "rounding alone" in said
 
 
+@pytest.mark.parametrize(("said", "loaded"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_the_rounding_of_a_config_is_measured(said: str, loaded: torch.dtype, tmp_path: Path) -> None:
+    """transformers rounds weights to the dtype of the config, whatever they are stored in."""
+    a, b = (save(tmp_path / name, tiny_gpt2(), seed) for seed, name in enumerate("ab"))
+    config = json.loads((b / "config.json").read_text())
+    (b / "config.json").write_text(json.dumps({**config, "dtype": said}))
+    pair = open_pair(str(a), str(b))
+    moved = moved_model("B", pair.b, pair, pair.spec, {}, pair.b, Options())
+    assert {*moved.loaded.values()} == {loaded}
+
+
 def test_without_a_witness_the_card_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("merge", *PAIR, "-o", tmp_path / "out", "--quiet", "--no-witness", "--json") == 0
     assert json.loads(capsys.readouterr().out)["witness"] is None

@@ -15,6 +15,7 @@ from hf_align.api.examples import Data, called_with, examples_and_loss
 from hf_align.api.given import Given, Model, take
 from hf_align.api.module_data import reusable
 from hf_align.errors import OptionError
+from hf_align.jobs.read_beside import require_no_named_heads
 from hf_align.matching.balanced import Balanced
 from hf_align.matching.choices import as_chosen
 from hf_align.matching.find import Search, find
@@ -125,6 +126,8 @@ def align(
     common = _in_common(reference, others, untie)
     aligned_config, spec = choose_heads(common, untie)
     spec = as_chosen(spec, residual, heads, (spaces,) if isinstance(spaces, str) else tuple(spaces))
+    for other in others:
+        require_no_named_heads(other.called, other.generation, spec)
     devices = Devices.choose(device)
     network = network_for(aligned_config, devices.running)
     batch, loss = examples_and_loss(data, objective, reference, tokenizer)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from hf_align.api.loading import class_of, loaded
 from hf_align.checkpoints.checkpoint import is_finite
@@ -59,6 +59,12 @@ class Given:
         held = _tensors(self.model)
         found = {n: held[n] if n in held else held[kept] for n, kept in self._kept.items()}
         return Computed(found, lambda name: _read(name, found[name]))
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """What `generate` goes by, if the model is a live one that can."""
+        found = getattr(self.model, "generation_config", None)
+        return found.to_dict() if isinstance(found, GenerationConfig) else {}
 
     @property
     def sizes(self) -> dict[str, list[int]]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from hf_align.checkpoints.claim import Claim
-from hf_align.checkpoints.companions import renamed_tokens
 from hf_align.checkpoints.shards import Source as Entries
+from hf_align.checkpoints.token_ids import renamed_tokens
 from hf_align.jobs.job import Asked, Draft, Job
 from hf_align.jobs.opened import Basis, Opened, standing_still
 from hf_align.jobs.outcome import Report

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from hf_align.checkpoints.adapters import adapted
 from hf_align.checkpoints.checkpoint import Checkpoint
-from hf_align.checkpoints.companions import same_vocabulary
 from hf_align.checkpoints.hub import resolve
 from hf_align.checkpoints.naming import Names, match_names
+from hf_align.checkpoints.token_ids import same_vocabulary
 from hf_align.tracing.budget import Budget, within
 from hf_align.tracing.build import build_without_weights, by_inputs, inventory, read_config
 

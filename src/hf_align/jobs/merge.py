@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from hf_align.checkpoints.claim import Claim
-from hf_align.checkpoints.companions import not_merged
+from hf_align.checkpoints.companions import TOKENIZERS
+from hf_align.checkpoints.not_merged import not_merged
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.jobs.aligned import OpenedJob, save_matches
@@ -126,7 +127,9 @@ class Merge(OpenedJob[Mixed]):
 
     def report(self, output: Path, match: Mixed) -> Report:
         found = replace(super().report(output, match), certificate=self.certificate)
-        found.notes += not_merged([source.folder for source in self.models.sources])
+        found.notes += not_merged(
+            [source.folder for source in self.models.sources], without=TOKENIZERS if self.options.retokenize else ()
+        )
         return found
 
     def document(self, claim: Claim, match: Mixed, report: Report) -> None:

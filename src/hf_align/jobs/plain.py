@@ -21,12 +21,14 @@ from torch import Tensor
 from hf_align.checkpoints.adapters import AdaptedCheckpoint, adapted
 from hf_align.checkpoints.checkpoint import Checkpoint, is_finite, require_finite
 from hf_align.checkpoints.claim import Claim
-from hf_align.checkpoints.companions import not_merged, renamed_tokens, same_vocabulary, stored_as
+from hf_align.checkpoints.companions import stored_as
 from hf_align.checkpoints.hub import Source as ModelSource
 from hf_align.checkpoints.hub import resolve
+from hf_align.checkpoints.not_merged import not_merged
 from hf_align.checkpoints.own_files import own_json
 from hf_align.checkpoints.plan import ShardPlan
 from hf_align.checkpoints.shards import Source
+from hf_align.checkpoints.token_ids import renamed_tokens, same_vocabulary
 from hf_align.errors import CheckpointError
 from hf_align.jobs.job import Asked, Draft, Job, run
 from hf_align.jobs.lacking import NOTED, asked_of_code

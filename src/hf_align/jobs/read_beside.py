@@ -6,11 +6,12 @@ A change of basis keeps answers alone. So where the files that are copied with a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from hf_align.checkpoints.own_files import is_own, own_json
 from hf_align.errors import IncompatibleModels
-from hf_align.matching.head_families import HeadFamily, head_families
+from hf_align.matching.head_families import spaces_of_heads
 from hf_align.opening.models import Model
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights
@@ -36,18 +37,34 @@ def require_answers_alone(model: Model, spec: SymmetrySpec) -> None:
                 f"{model.ref}: {_MODULES} reads the states before the head of {type(built).__name__}, and these come "
                 f"into another basis; name {type(built.base_model).__name__} under architectures in its config.json"
             )
-    heads = max((_moving_heads(family, spec) for family in head_families(spec)), default=0)
-    if named := [key for key, value in (own_json(folder, _GENERATION) or {}).items() if _names_heads(value, heads)]:
+    require_no_named_heads(model.ref, own_json(folder, _GENERATION) or {}, spec)
+
+
+def require_no_named_heads(ref: str, generation: Mapping[str, Any], spec: SymmetrySpec) -> None:
+    """See that no head that moves is read by its number, as Whisper's timestamps are.
+
+    Args:
+        ref: what messages call the model.
+        generation: its generation config.
+        spec: with the groups that move it.
+
+    Raises:
+        IncompatibleModels: a list of the config names such heads.
+    """
+    heads = _moving_heads(spec)
+    if named := [key for key, value in generation.items() if _names_heads(value, heads)]:
         raise IncompatibleModels(
-            f"{model.ref}: {_GENERATION} names heads by their numbers ({named[0]}), and heads move; "
-            "--heads monotonic keeps them in their places"
+            f"{ref}: its generation config names heads by their numbers ({named[0]}), and heads move; "
+            "with heads monotonic they keep their places"
         )
 
 
-def _moving_heads(family: HeadFamily, spec: SymmetrySpec) -> int:
-    """How many heads of a layer move, query heads that share a key among them."""
-    spaces = [spec.spaces[name] for name in (family.heads, family.subheads) if name is not None]
-    return math.prod(space.size for space in spaces) if any(space.group for space in spaces) else 0
+def _moving_heads(spec: SymmetrySpec) -> int:
+    """How many heads the largest layer has whose heads move, query heads that share a key one by one."""
+    moving = spaces_of_heads(spec)
+    segments = (segment for axes in spec.parameters.values() for axis in axes for segment in axis)
+    heads = (segment[: at + 1] for segment in segments for at, factor in enumerate(segment) if factor.space in moving)
+    return max((math.prod(factor.size for factor in each) for each in heads), default=0)
 
 
 def _names_heads(value: Any, heads: int) -> bool:

@@ -46,9 +46,16 @@ def moved_model(
     own, config = (pair.config if of.widened or of.enlarged else of.config for of in (model, like))
     config = untied(config) if pair.untied else copy.deepcopy(config)
     wide, written = torch.float64 in model.dtypes().values(), like.dtypes(options.torch_dtype)
-    written = {name: written[name] for name in spec.parameters}
+    said = options.torch_dtype or config.dtype
+    loaded = {name: _narrower(written[name], said) for name in spec.parameters}
     return Moved(called, own, model.weights, config, spec, elements,
-                 torch.float64 if wide else torch.float32, written, aligned)  # fmt: skip
+                 torch.float64 if wide else torch.float32, loaded, aligned)  # fmt: skip
+
+
+def _narrower(stored: torch.dtype, said: object) -> torch.dtype:
+    """What a weight has been rounded to once it is loaded: transformers follows the config, whatever is stored."""
+    narrower = isinstance(said, torch.dtype) and stored.is_floating_point and said.itemsize < stored.itemsize
+    return said if isinstance(said, torch.dtype) and narrower else stored
 
 
 def witnessed_once(claim: Claim, moved: Sequence[Moved], options: Options) -> dict[str, Any] | None:

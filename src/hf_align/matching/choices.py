@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hf_align.errors import HfAlignError, OptionError
 from hf_align.matching.features import Moments, Site
-from hf_align.matching.head_families import head_families
+from hf_align.matching.head_families import head_families, spaces_of_heads
 from hf_align.matching.heads import PAIRINGS
 from hf_align.matching.stream import residual as residual_stream
 from hf_align.symmetry.groups import GeneralLinear, Orthogonal, Permutation
@@ -53,10 +53,9 @@ def with_heads(spec: SymmetrySpec, choice: str) -> SymmetrySpec:
     """
     if choice in PAIRINGS:
         return spec
-    families = head_families(spec)
     if choice == "monotonic":
-        return _without_groups(spec, [s for t in families for s in (t.heads, t.subheads) if s is not None])
-    for tree in families:
+        return _without_groups(spec, spaces_of_heads(spec))
+    for tree in head_families(spec):
         if tree.subheads is not None:
             raise HfAlignError("--heads ignore-heads needs as many key as query heads")
         spec = _without_heads(spec, tree.heads, (*tree.inner, *tree.held))

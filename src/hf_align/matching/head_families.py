@@ -35,6 +35,18 @@ class HeadFamily:
         return frozenset((self.heads, *self.inner, *subheads, *self.leaves, *self.held))
 
 
+def spaces_of_heads(spec: SymmetrySpec) -> frozenset[str]:
+    """The permuted spaces of heads: in some axis each of their elements is a run of entries that another space moves.
+
+    Those of one shared key or value are among them, inside which nothing differs from head to head.
+    """
+    segments = (segment for axes in spec.parameters.values() for axis in axes for segment in axis)
+    outer = (factor.space for segment in segments for at, factor in enumerate(segment)
+             if any(inside.space is not None for inside in segment[at + 1 :]))  # fmt: skip
+    groups = {name: spec.spaces[name].group for name in outer if name is not None}
+    return frozenset(name for name, group in groups.items() if group is not None and group.permutes)
+
+
 def head_families(spec: SymmetrySpec) -> list[HeadFamily]:
     """Every permuted space over which others differ, with those; one of these that is only permuted is of
     sub-heads."""

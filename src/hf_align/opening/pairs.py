@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.checkpoints.checkpoint import Checkpoint
-from hf_align.checkpoints.companions import require_same_vocabulary, same_vocabulary
 from hf_align.checkpoints.hub import resolve
 from hf_align.checkpoints.naming import NamedWeights
 from hf_align.checkpoints.ondemand import Computed
+from hf_align.checkpoints.token_ids import require_same_vocabulary, same_vocabulary
 from hf_align.errors import IncompatibleModels
 from hf_align.opening.agreement import require_alike
 from hf_align.opening.depths import deepenings_of

@@ -21,9 +21,9 @@ as rounding does (0.7 to 1.0 times, in bfloat16 and in float16), random ones of 
 _EPS = torch.finfo(torch.float32).eps
 
 
-def dtypes_of_fewer_bits(stored: Mapping[str, torch.dtype]) -> tuple[torch.dtype, ...]:
-    """What models are loaded in to save memory; first the dtype of most weights as they are written, if it is one."""
-    kinds = Counter(dtype for dtype in stored.values() if dtype.is_floating_point)
+def dtypes_of_fewer_bits(loaded: Mapping[str, torch.dtype]) -> tuple[torch.dtype, ...]:
+    """What models are loaded in to save memory; first the dtype of most weights by files and config, if it is one."""
+    kinds = Counter(dtype for dtype in loaded.values() if dtype.is_floating_point)
     most = max(kinds, key=kinds.__getitem__, default=torch.float32)
     own = [most] if most.itemsize < torch.float32.itemsize else []
     return tuple(dict.fromkeys((*own, torch.bfloat16, torch.float16)))

@@ -40,7 +40,7 @@ class Witness:
 
     Attributes:
         models: each of them; what was moved to the others first, what only its gauge was chosen for behind.
-        rounded_to: the dtypes that weights are written in.
+        rounded_to: the dtypes that weights are loaded in.
     """
 
     models: tuple[Held, ...]

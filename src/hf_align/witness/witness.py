@@ -63,7 +63,7 @@ class Moved:
         written: the config that it has then.
         elements: that move it.
         dtype: that it is run in.
-        stored: the dtypes that weights are written in.
+        loaded: the dtypes that transformers gives its weights: those they are written in, or fewer bits by its config.
         aligned: what it is moved to, for what is done with it next.
     """
 
@@ -74,7 +74,7 @@ class Moved:
     spec: SymmetrySpec
     elements: Elements
     dtype: torch.dtype
-    stored: Mapping[str, torch.dtype]
+    loaded: Mapping[str, torch.dtype]
     aligned: Recalled | None = None
 
     @property
@@ -104,7 +104,7 @@ def hold(moved: Moved, device: torch.device, offload: bool | None = None) -> Hel
 def hold_all(models: Sequence[Moved], device: torch.device, offload: bool | None = None) -> Witness:
     """As `hold`, of one model after another; what the first one is moved to stays in memory where it fits, since that
     has taken longest."""
-    kinds = {str(dtype).removeprefix("torch.") for moved in models for dtype in moved.stored.values()}
+    kinds = {str(dtype).removeprefix("torch.") for moved in models for dtype in moved.loaded.values()}
     held = list[Held]()
     for number, moved in reversed([*enumerate(models)]):
         held.insert(0, hold(moved, device, offload))
@@ -185,7 +185,7 @@ class _Trial:
         found = {c: self._largest(c, answers, moved[c], first, most) for c, answers in asked.items()}
         for case in [c for c, change in found.items() if change > most]:
             found[case] = self._looked_at_again(case, first, typical, most)
-        for dtype in dtypes_of_fewer_bits(self._moved.stored):
+        for dtype in dtypes_of_fewer_bits(self._moved.loaded):
             self._hold_as_loaded(max(short or asked, key=lambda case: case.length or 0), dtype)
         by_mode: dict[str, dict[str, float]] = {}
         for case, change in found.items():
@@ -355,7 +355,7 @@ class _Trial:
         """Ask both once more in a dtype of fewer bits.
 
         Raises:
-            FunctionChanged: they answer otherwise there, and in numbers if it is not what weights are written in.
+            FunctionChanged: they answer otherwise there, and in numbers if it is not what weights are loaded in.
         """
         moved = self._moved
         own, written = (network_for(config, self._own.device, self._offloaded, copies=COPIES, dtype=dtype,
@@ -366,7 +366,7 @@ class _Trial:
             for draw in range(_DRAWS):
                 drawn = next(cases(case.mode, asked, moved.config, draw))
                 change, most = excess(drawn, (own, written), self._before, self._after)
-                if change <= most or not (math.isfinite(change) or dtype in moved.stored.values()):
+                if change <= most or not (math.isfinite(change) or dtype in moved.loaded.values()):
                     return
                 found.append((change, most))
         if found:
@@ -392,9 +392,9 @@ class _Trial:
         return tuple(n for n in before if n in after and float(changes({n: before[n]}, {n: after[n]}).max()) > most)
 
     def _rounded(self, short: Mapping[Case, Answers]) -> float | None:
-        """The change with weights as they are written, on short inputs; None where that rounds none."""
+        """The change with weights as they are loaded, on short inputs; None where that rounds none."""
         moved = self._moved
-        if all(dtype == moved.dtype for dtype in moved.stored.values()):
+        if all(dtype == moved.dtype for dtype in moved.loaded.values()):
             return None
-        weights = Computed(moved.names, lambda n: self._after[n].to(moved.stored.get(n)))
+        weights = Computed(moved.names, lambda n: self._after[n].to(moved.loaded.get(n)))
         return max(float(rows.max()) for rows in self._changes(short, self._written, weights).values())
