@@ -443,6 +443,15 @@ for op in ("softmax", "_softmax", "_safe_softmax", "log_softmax"):
     call(op, lambda x, f=f, rest=rest: f(x, 0, *rest), Z, label="of the first")
     call(op, lambda x, w, f=f, rest=rest: f(x + w, -1, *rest), X, weight(4), label="with a bias")
     call(op, lambda x, w, f=f, rest=rest: f(x + w, 0, *rest), X, weight(4), label="of the first, with a bias")
+LABELS = torch.tensor([1, 0])
+call("cross_entropy_loss", lambda x: aten.cross_entropy_loss(x, LABELS), data(2, 4))
+call("cross_entropy_loss", lambda x: aten.cross_entropy_loss(x, LABELS, None, 0), data(2, 4), label="of each")
+for f in (aten.nll_loss_nd, aten.nll_loss):
+    call(f.__name__, lambda x, f=f: f(x, LABELS), data(2, 4))
+call("nll_loss2d", lambda x: aten.nll_loss2d(x, LABELS.view(2, 1, 1).expand(2, 3, 3)), data(2, 4, 3, 3))
+for f in (aten.l1_loss, aten.smooth_l1_loss, aten.huber_loss, aten.binary_cross_entropy_with_logits, aten.kl_div):
+    call(f.__name__, lambda x, f=f: f(x, torch.full_like(x, 0.5)), X)
+call("binary_cross_entropy", lambda x, y: aten.binary_cross_entropy(x.sigmoid(), y.sigmoid()), X, Y)
 for op in ("mean", "sum"):
     f = getattr(aten, op)
     call(op, lambda x, f=f: f(x, [1]), X)

@@ -17,6 +17,7 @@ from traps.test_modes import given, noise, words
 from traps.trap import Calls, Trap, both, cases, check, custom, lengths, native, of_code
 
 _SIZES = dict(hidden_size=12, intermediate_size=10, num_hidden_layers=2, num_attention_heads=2)
+_SWIN = dict(patch_size=2, embed_dim=12, depths=[2, 2], num_heads=[2, 3], window_size=4, num_labels=3)
 _PAGE = noise(2, 3, 16, 16)
 
 
@@ -31,8 +32,14 @@ def boxes(ids: Tensor) -> Tensor:
     return torch.cat([corner, corner + 1, corner + 20, corner + 9], -1).expand(len(ids), -1, -1)
 
 
-def sizes(*sides: tuple[int, int]) -> Calls:
-    return both(*(given(f"{height} × {width}", pixel_values=noise(2, 3, height, width)) for height, width in sides))
+def sizes(*sides: tuple[int, int], **more: bool) -> Calls:
+    pages = {f"{height} × {width}": noise(2, 3, height, width) for height, width in sides}
+    return both(*(given(size, pixel_values=page, **more) for size, page in pages.items()))
+
+
+def loss(**arguments: Tensor) -> Calls:
+    """One number, and not what it is computed from."""
+    return lambda model: {"loss": lambda model: model(**arguments).loss[None]}
 
 
 def told(*counts: int) -> Calls:
@@ -96,6 +103,32 @@ TRAPS = [
         both(lengths(bbox=boxes), lengths(7, 12, bbox=boxes, pixel_values=_PAGE), lengths(7, pixel_values=_PAGE),
              given("page", pixel_values=_PAGE)),
     ),
+    Trap("clipseg", native("CLIPSegForImageSegmentation", transformers.CLIPSegConfig(
+        text_config=dict(vocab_size=23, max_position_embeddings=40, bos_token_id=0, eos_token_id=2, pad_token_id=1,
+                         **_SIZES),
+        vision_config=dict(image_size=16, patch_size=4, **_SIZES), projection_dim=6, reduce_dim=8,
+        extract_layers=[0, 1], decoder_num_attention_heads=2, decoder_intermediate_size=10)),
+        both(lengths(7, pixel_values=_PAGE),
+             given("shown", pixel_values=_PAGE, conditional_pixel_values=noise(2, 3, 16, 16) ** 3))),
+    Trap("beit with a second head", native("BeitForSemanticSegmentation", transformers.BeitConfig(
+        image_size=16, patch_size=4, out_indices=[1, 2, 3, 4], pool_scales=[1, 2], auxiliary_channels=8, num_labels=3,
+        use_relative_position_bias=True, vocab_size=20, **{**_SIZES, "num_hidden_layers": 4})),
+        both(sizes((16, 16)), loss(pixel_values=_PAGE, labels=torch.arange(512).view(2, 16, 16) % 3))),
+    Trap("uper with a second head", native("UperNetForSemanticSegmentation", transformers.UperNetConfig(
+        backbone_config=transformers.ConvNextConfig(
+            hidden_sizes=[8, 12, 16, 20], depths=[1, 1, 1, 1], out_features=["stage1", "stage2", "stage3", "stage4"]),
+        hidden_size=16, pool_scales=[1, 2], auxiliary_channels=8, auxiliary_in_channels=16, num_labels=3)),
+        both(sizes((64, 64)), loss(pixel_values=noise(2, 3, 64, 64),
+                                   labels=torch.arange(8192).view(2, 64, 64) % 3))),
+    Trap("swin with places", native("SwinForImageClassification", transformers.SwinConfig(
+        image_size=32, use_absolute_embeddings=True, **_SWIN)),
+        both(sizes((32, 32)), sizes((48, 48), (48, 40), (40, 36), interpolate_pos_encoding=True))),
+    Trap("swin of tall pictures", native("SwinForImageClassification", transformers.SwinConfig(
+        image_size=(32, 48), **_SWIN)), sizes((32, 48), (64, 96), (40, 48), (36, 44), (36, 36))),
+    Trap("donut of tall pictures", native("DonutSwinForImageClassification", transformers.DonutSwinConfig(
+        image_size=(32, 48), **_SWIN)), sizes((32, 48), (64, 96), (40, 48), (36, 44), (36, 36))),
+    Trap("swinv2 of tall pictures", native("Swinv2ForImageClassification", transformers.Swinv2Config(
+        image_size=(32, 48), **_SWIN)), sizes((32, 48), (64, 96), (40, 48), (36, 44), (36, 36))),
     Trap("phi4_multimodal", native("Phi4MultimodalForCausalLM", _OF_PHI),
          both(lengths(), given("picture", input_ids=_with(*[60] * 13), **_CROP),
               given("sound", input_ids=_with(61, 61, 61), **_SOUND),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError, IncompatibleModels
 from hf_align.symmetry.overrides.overrides import symmetries
@@ -76,18 +76,26 @@ def loses_ties(before: PretrainedConfig, after: PretrainedConfig) -> bool:
     return bool(first.keys() - second.keys())
 
 
+def _tied_and_loose(config: PretrainedConfig) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Models of a config as it is and as it is read once it was written untied."""
+    loose = type(config).from_dict({**config.to_dict(), "tie_word_embeddings": False})
+    loose.architectures = config.architectures
+    return build_without_weights(config), build_without_weights(loose)
+
+
 def _can_be_untied(config: PretrainedConfig) -> bool:
     """Whether a config that is written untied is read so, and computes the same with equal weights.
 
-    Some classes tie again what they read, and some scale what a tied head reads. Two layers show it.
+    Some classes tie again what they read, and some scale what a tied head reads. Two layers show it, unless the config
+    of a model needs all of them.
     """
-    short = shallow(config)
-    loose = type(short).from_dict({**short.to_dict(), "tie_word_embeddings": False})
-    loose.architectures = config.architectures
-    models = [build_without_weights(c) for c in (short, loose)]
-    if not loses_ties(short, loose):
+    try:
+        models = _tied_and_loose(shallow(config))
+    except HfAlignError:
+        models = _tied_and_loose(config)
+    ties, left = (inventory(model).ties for model in models)
+    if ties.keys() <= left.keys():
         return False
-    ties = inventory(models[0]).ties
     for example in examples(models[0], 2, 7):
         try:
             before, after = (Call(example).fingerprint(m, ties) for m in models)

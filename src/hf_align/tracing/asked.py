@@ -78,6 +78,15 @@ def asks(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
         yield from nameless(model, base, _handed_on(model))
 
 
+def with_losses(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
+    """Calls whose loss is an answer: it may read what no other answer does."""
+    for name in inspect.signature(model.forward).parameters:
+        given = _values(model, name, base) if name not in base.arguments and NOT_ASKED.search(name) else ()
+        for value in (value for value in given if isinstance(value, Tensor)):
+            example = replace(base, arguments={**base.arguments, name: value})
+            yield Mode(f"{base.said} with {_said(name, value)}", example)
+
+
 def nameless(model: PreTrainedModel, base: Example, names: Mapping[str, Iterable[Scalar]]) -> Iterator[Ask]:
     """Arguments that `forward` takes without naming them, as a truth, a number, a mask, and what stands in the code
     that looks them up."""
@@ -113,6 +122,12 @@ def _values(model: PreTrainedModel, name: str, base: Example) -> Iterator[Any]:
         yield from (read.ids(length), torch.arange(rows) % 2, torch.ones(rows))
         if name.endswith("labels"):
             yield from (read.ids(length).index_fill(1, torch.arange(n), NO_LABEL) for n in (length // 2, length))
+            yield from (torch.arange(t[:, 0].numel()).view_as(t[:, 0]) % 2 for t in _pictures(base)[:1])
+
+
+def _pictures(base: Example) -> list[Tensor]:
+    """What a call is given of four axes: pictures [rows, colours, height, width]."""
+    return [t for t in base.arguments.values() if isinstance(t, Tensor) and t.dim() == 4]
 
 
 def _defaults(name: str, base: Example) -> Iterator[Ask]:
@@ -145,8 +160,7 @@ def _rarer(name: str, base: Example) -> Iterator[Ask]:
         yield Ask(f"{name} that begin anew", ({name: places % max(1, length // 2)},))
         yield Ask(f"{name} (3-d)", ({name: torch.stack([places, places // 2, places % 3])},))
     elif name.endswith("pixel_mask"):
-        pictures = [t for t in base.arguments.values() if isinstance(t, Tensor) and t.dim() == 4]
-        for count, _, height, width in (t.shape for t in pictures[:1]):
+        for count, _, height, width in (t.shape for t in _pictures(base)[:1]):
             mask = torch.ones(count, height, width, dtype=torch.long)
             mask[0, height // 2 :], mask[-1, :, width // 2 :] = 0, 0
             yield Ask(f"{name} of pictures that end early", ({name: mask},))

@@ -20,6 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.alike import is_part_of, run_alike, turn_alike
+from hf_align.tracing.asked import with_losses
 from hf_align.tracing.branches.compiled import require_one_way
 from hf_align.tracing.branches.explore import explore
 from hf_align.tracing.branches.rewritten import Taken
@@ -161,6 +162,7 @@ def find_modes(
     try_parts(model, base.example, extents, [path for path in owners if path in called], attempt)
     still = dict([*found, *((mode, program) for mode, program in idle if not mode.adds)])
     found += _with_fewer_tokens(model, still | (dict([most]) if most is not None else {}))
+    found += _with_losses(model, found)
     return [*found, *_with_other_branches(model, found, idle, copy)]
 
 
@@ -219,6 +221,17 @@ def _with_the_same_arguments(
             continue
         if not any(run_alike(answer, program) for program in [most[1], *known]):
             yield at_its_length(call), answer
+
+
+def _with_losses(model: PreTrainedModel, found: Sequence[Found]) -> Iterator[Found]:
+    """The calls whose loss reads weights that all calls compute something with, and no answer needs."""
+    needed = {name for _, program in found for name in program.parameters.values()}
+    idle = any(program.opened - needed for _, program in found)
+    for mode in with_losses(model, found[0][1].example) if idle else ():
+        program = _answer(model, mode, found[0][1])
+        if isinstance(program, Program) and not needed.issuperset(program.parameters.values()):
+            needed.update(program.parameters.values())
+            yield mode, program
 
 
 def _with_fewer_tokens(model: PreTrainedModel, found: Mapping[Mode, Program]) -> Iterator[Found]:
@@ -322,10 +335,11 @@ def _belongs(program: Program, base: Program, mode: Mode) -> bool:
 
     What is given in place of what the model computes by itself (embeddings of its tokens, states of its own encoder)
     is in a basis of the model's own. Such a call does not read all the weights that the first one reads, or no longer
-    looks up its tokens. A flag stands in place of nothing.
+    looks up its tokens. A flag stands in place of nothing, and more of what the first call is given is no state.
     """
     first = base.example.arguments
-    given = [n for n, value in mode.example.arguments.items() if n not in first and isinstance(value, Tensor)]
+    more = (n for n, value in mode.example.arguments.items() if n not in first and isinstance(value, Tensor))
+    given = [n for n in more if not any(n.endswith(f"_{known}") for known in first)]
     instead = bool(given or mode.part) and not _reads(base) <= _reads(program)
     return bool(program.interface) and not instead
 

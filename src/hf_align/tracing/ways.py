@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import math
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import NoneType
 from typing import Any
@@ -29,7 +27,7 @@ from hf_align.tracing.fields import parts
 from hf_align.tracing.in_texts import side_by_side, try_media
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mode import Attempt, Mode, NothingNew, at_its_length, extent, extent_of
-from hf_align.tracing.resized import axes_by_size, numbers_in_code, numbers_noted, resized, spread
+from hf_align.tracing.other_sizes import try_grids, try_sizes
 from hf_align.tracing.watched import is_said, scalars
 
 _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attention_hidden_size", "hidden_size",
@@ -38,12 +36,6 @@ _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attent
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers")
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads")
 """Config fields that say how many layers there are, and heads in each; of a decoder, others come first."""
-_SIZES = 2
-"""Of pictures and sounds that are larger still, because the code has numbers like theirs."""
-_MOST_SIDE = 16
-"""Larger numbers in the code are not what the side of a square of places is a multiple of."""
-_MOST_NUMBERS = 2**18
-"""In a picture or a sound that is made larger, if it is more than four times as large."""
 _PLAIN = (bool, int, float, str)
 _MASKED = re.compile("(position|(?<=_)input)_ids$")
 
@@ -56,11 +48,13 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
         extents: the lengths of what that call computes, the most frequent first.
     """
     for fewer in with_less(model, base):
-        attempt(at_its_length(Mode(fewer.said, fewer, sure=True)))
-    _try_sizes(model, base, extents, attempt, base.arguments)
+        error = attempt(at_its_length(Mode(fewer.said, fewer, sure=True)))
+        if len(fewer.arguments) == len(base.arguments) - 1 and not isinstance(error, NothingNew | NoneType):
+            _try_in_place(model, base, fewer, attempt)
+    of_one_size = not try_sizes(model, base, extents, attempt, base.arguments)
     if base.tokens:
         attempt(Mode("a step with a cache", base, goes_on=True, sure=True))
-    main, has_text = base.said, "input_ids" in base.arguments
+    main, has_text, asked = base.said, "input_ids" in base.arguments, inspect.signature(model.forward).parameters
     in_texts = (
         {name for _, _, given in announced_media(model) for name in given}.difference(OF_TEXT) if has_text else set()
     )
@@ -71,7 +65,9 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
                       adds=((name, i),)) for i, value in enumerate(values))  # fmt: skip
         ran = (first_that_runs if sure else first_guess_that_runs)(model, modes, attempt)
         if ran is not None:
-            _try_sizes(model, ran.example, extents, attempt, [name])
+            try_sizes(model, ran.example, extents, attempt, [name])
+        if of_one_size and _is_flag(asked[name]):  # what makes a table of places fit other pictures
+            try_grids(model, _with(model, base, {name: not asked[name].default}), extents, attempt)
     for name in _not_given(model, base):
         for value in scalars(model.forward, model, base, name):
             attempt(Mode(f"{main} with {_said(name, value)}", _with(model, base, {name: value})))
@@ -80,10 +76,18 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
     if has_text:
         found = try_media(model, attempt)
         for mode in found:
-            _try_sizes(model, mode.example, extents, attempt, mode.example.arguments)
+            try_sizes(model, mode.example, extents, attempt, mode.example.arguments)
             _try_with_media(model, mode, attempt)
         if len(found) > 1:
             attempt(side_by_side(model, found))
+
+
+def _try_in_place(model: PreTrainedModel, base: Example, fewer: Example, attempt: Attempt) -> None:
+    """Try a call that cannot do without an argument with another in place of that one: a second picture for a text."""
+    for name in _not_given(model, base):
+        for value in _like(name, base):
+            given = _with(model, fewer, {name: value})
+            attempt(Mode(given.said, given, sure=True))
 
 
 def _not_given(model: PreTrainedModel, base: Example) -> list[str]:
@@ -113,63 +117,6 @@ def with_less(model: PreTrainedModel, base: Example) -> Iterator[Example]:
             kept = {name: value for name, value in base.arguments.items() if name not in left_out}
             yield replace(base, arguments=kept, tokens={n: ids for n, ids in base.tokens.items() if n in kept},
                           ends={n: end for n, end in base.ends.items() if n in kept})  # fmt: skip
-
-
-def _try_sizes(
-    model: PreTrainedModel, base: Example, extents: Sequence[int], attempt: Attempt, names: Collection[str]
-) -> None:
-    """Try pictures, sounds and states of other sizes: twice as large along all axes that are as long, and along each of
-    the last two alone; where a model takes that, half and three times as large, too, in other grids, and beyond what
-    the code may compare a number of places with.
-
-    Args:
-        names: of the arguments that are made larger.
-    """
-    if not any(base.is_free(name) and name not in base.tokens for name in names):
-        return
-    numbers = numbers_in_code(model) | numbers_noted(model)
-    for size, axes in axes_by_size(base).items():
-        inner = [(name, axis) for name, axis in axes if axis and name not in base.tokens]
-        free = [(name, axis) for name, axis in inner if base.is_free(name) and name in names]
-        beyond = {size * ((n + 1) // places + 1) for n in numbers for places in (size, *extents[:1])} - {size, 2 * size}
-        near = [size // 2, 3 * size, *(_of_other_grids(size, extents[:1], numbers) if len(free) > 1 else ())]
-        near = [other for other in dict.fromkeys(near) if other not in (size, 2 * size)]
-        for group in dict.fromkeys((tuple(inner), *((axis,) for axis in free[:-3:-1]))) if free else ():
-            whole = group == tuple(inner)
-            larger = _sized(base, group, 2 * size, sure=whole)
-            if larger is not None and isinstance(attempt(larger), NothingNew | NoneType) and whole:
-                closer, others = (
-                    [mode for other in sizes if (mode := _sized(base, group, other)) is not None]
-                    for sizes in (near, sorted(beyond.difference(near)))
-                )
-                for mode in (*closer, *spread(others, _SIZES)):
-                    attempt(mode)
-
-
-def _of_other_grids(size: int, extents: Sequence[int], numbers: Collection[int]) -> Iterator[int]:
-    """Sizes of a picture of which a model makes a square of places, so that the side of that square is a multiple of a
-    number in the code, or one more than it was; and a picture of one dot more."""
-    for places in (n - more for n in extents for more in (0, 1)):
-        side = math.isqrt(max(places, 0))
-        if side > 1 and side**2 == places and size % side == 0 and size > side:
-            sides = [n * max(1, side // n) for n in sorted(numbers) if n <= _MOST_SIDE]
-            yield from (size // side * other for other in (side + 1, *sides[:_SIZES]) if other != side)
-            yield size + 1
-            return
-
-
-def _sized(base: Example, axes: Sequence[tuple[str, int]], size: int, *, sure: bool = False) -> Mode | None:
-    """A call of another size; None if it is too large, or a mask would have to grow."""
-    counts, (first, axis) = Counter(name for name, _ in axes), axes[0]
-    factor = size / base.arguments[first].shape[axis]
-    sizes = ((base.arguments[name].numel(), factor**count) for name, count in counts.items())
-    example = None
-    if all(numbers * growth <= max(_MOST_NUMBERS, 4 * numbers) for numbers, growth in sizes):
-        example = resized(base, axes, size)
-    if example is None:
-        return None
-    shapes = (" × ".join(map(str, example.arguments[name].shape[1:])) for name in counts)
-    return Mode(f"{base.said} of {' and '.join(shapes)}", example, sure=sure)
 
 
 def _said(name: str, value: Any) -> str:
@@ -273,17 +220,20 @@ def owners_of(weights: Iterable[str]) -> list[str]:
     return list(found)
 
 
+def _is_flag(parameter: inspect.Parameter) -> bool:
+    return isinstance(parameter.default, bool) or is_said(parameter, bool)
+
+
 def _arguments(
     model: PreTrainedModel, forward: Callable[..., Any], base: Example, extents: Sequence[int]
 ) -> Iterator[tuple[str, bool, Iterator[Tensor | bool]]]:
     """The optional arguments of a function besides what it is given, each with values that it may want, and whether
     their meaning is known."""
     for name, parameter in inspect.signature(forward).parameters.items():
-        flag = isinstance(parameter.default, bool) or is_said(parameter, bool)
         optional = parameter.default is None or isinstance(parameter.default, bool)
         if name in base.arguments or not optional or NOT_ASKED.search(name):
             continue
-        if flag:
+        if _is_flag(parameter):
             yield name, False, iter([not parameter.default])
         elif parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation):
             known = _known(model, name, base, extents)
@@ -349,6 +299,7 @@ def _guesses(model: PreTrainedModel, name: str, base: Example, extents: Sequence
     width = read.number("hidden_size", "d_model", "n_embd", default=8)
     first = torch.zeros(rows, length, dtype=torch.long)
     first[:, :1] = 1
+    yield from _like(name, base)
     yield first
     for size in dict.fromkeys((length, *extents)):
         yield (torch.arange(size) % 3 == 1).expand(rows, size).contiguous()
@@ -358,6 +309,11 @@ def _guesses(model: PreTrainedModel, name: str, base: Example, extents: Sequence
     yield read.floats(width)
     yield read.floats(length, length)
     yield torch.arange(rows)
+
+
+def _like(name: str, base: Example) -> Iterator[Tensor]:
+    """Another of what is given already under the end of a name: `pixel_values` for `conditional_pixel_values`."""
+    yield from (value.roll(1, 0) for given, value in base.arguments.items() if name.endswith(f"_{given}"))
 
 
 def positions(config: PretrainedConfig) -> int | None:

@@ -76,6 +76,17 @@ def softmax(call: Call) -> Value:
     return Value(value.axes)
 
 
+@rule("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d",
+      harmless="self target weight reduction ignore_index label_smoothing")  # fmt: skip
+@rule("l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div",
+      harmless="self target weight pos_weight reduction beta delta log_target")  # fmt: skip
+def loss(call: Call) -> Value:
+    """y = Σ_i ℓ(x_i, t_i): labels tell classes and places apart, and what is compared with them stands still."""
+    for operand in call.operands():
+        call.lower_all(call.value(operand).axes, FIXED, "loss")
+    return Value(tuple(fresh(size, FIXED) for size in call.node.meta["val"].shape))
+
+
 @runs("_safe_softmax")
 def _zero_where_hidden(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """Without NaN on the way, which gradients would be of."""
