@@ -30,6 +30,8 @@ from hf_align.symmetry.derivation import depth
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing import modes as tracing_modes
 from hf_align.tracing.build import build_as_loaded, model_class
+from hf_align.tracing.example import Example
+from hf_align.tracing.mode import Mode
 from hf_align.witness.calls import WRITTEN, Case, _answers, modes
 from hf_align.witness.effort import lengths
 from hf_align.witness.findings import Held
@@ -131,6 +133,18 @@ def test_what_padding_sees_is_no_answer(
         len(changes(answers, answers)), dtype=torch.bool))  # fmt: skip
     with pytest.raises(HfAlignError, match=r"attention_mask.*before any basis is changed"):
         held(pair, {})
+
+
+def test_a_token_that_is_shown_is_answered_whatever_attention_makes_of_padding() -> None:
+    """Without a mask, or with two, no token is known to be shown."""
+    mask, ids = torch.tensor([[0, 1, 1], [1, 1, 1]]), torch.zeros(2, 3, dtype=torch.long)
+    answers = {"logits": torch.zeros(2, 3, 5), "pooled": torch.zeros(2, 4), "loss": torch.zeros(())}
+    mode = Mode("text", Example({"input_ids": ids}, {}))
+    masked = Case(mode, None, {"input_ids": ids, "attention_mask": mask})
+    assert masked.shown(answers).tolist() == [False, *[True] * 5, *[False] * 3]
+    assert len(masked.shown(answers)) == len(changes(answers, answers))
+    for arguments in ({"input_ids": ids}, {**masked.arguments, "encoder_attention_mask": mask}):
+        assert not Case(mode, None, arguments).shown(answers).any()
 
 
 def test_a_model_with_fewer_positions_than_its_config_says_is_run(tmp_path: Path) -> None:

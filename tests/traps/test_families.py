@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as t
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from traps.trap import Call, Calls, Trap, both, cached, cases, check, forward, ids_of, lengths, native, text
@@ -44,6 +45,12 @@ _LONG = dict(max_position_embeddings=131072, head_dim=128, num_hidden_layers=1)
 _LLAMA3 = rope("llama3", 5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                original_max_position_embeddings=8192)  # fmt: skip
 _FAR = both(lengths(2, 7, 12), strides(1, 100, 1000, 2000))
+
+
+def begins_late(ids: Tensor) -> Tensor:
+    """Of tokens in front that are hidden answers are no answers."""
+    return (torch.arange(ids.shape[1]) >= 4).long().expand_as(ids).contiguous()
+
 
 TRAPS = [
     decoder("Llama", _FAR, label="theta 5e5", **_LONG, rope_parameters=rope(theta=5e5)),
@@ -114,6 +121,10 @@ TRAPS = [
     Trap("recurrent gemma", native("RecurrentGemmaForCausalLM", t.RecurrentGemmaConfig(
         **{**_SIZES, "num_hidden_layers": 3, "tie_word_embeddings": True}, lru_width=12, attention_window_size=8,
         conv1d_width=3)), lengths()),
+    Trap("recurrent gemma with biases", native("RecurrentGemmaForCausalLM", t.RecurrentGemmaConfig(
+        **{**_SIZES, "num_hidden_layers": 3, "tie_word_embeddings": True}, lru_width=12, attention_window_size=8,
+        conv1d_width=3, block_types=["recurrent", "attention"], attention_bias=True)),
+        both(lengths(), lengths(12, attention_mask=begins_late)), may_refuse=True),
     Trap("rwkv", native("RwkvForCausalLM", t.RwkvConfig(
         vocab_size=17, hidden_size=8, num_hidden_layers=2, attention_hidden_size=8, intermediate_size=10,
         context_length=64, bos_token_id=0, eos_token_id=0)), both(lengths(), cached(name="state"))),

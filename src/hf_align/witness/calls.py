@@ -74,6 +74,16 @@ class Case:
     def described(self) -> str:
         return self.mode.name if self.length is None else f"{self.mode.name}, length {self.length}"
 
+    def shown(self, answers: Mapping[str, Tensor]) -> Tensor:
+        """Which rows of answers are those of tokens that the only mask of the call shows; [rows], bool."""
+        masks = [t.bool() for n, t in self.arguments.items() if n.endswith("mask") and isinstance(t, Tensor)]
+        whole = masks[0] if len(masks) == 1 and masks[0].dim() == 2 else None
+        return torch.cat([
+            torch.zeros(max(1, answer[..., :1].numel()) if answer.dim() > 1 else 1, dtype=torch.bool)
+            if whole is None or answer.dim() != 3 or answer.shape[:2] != whole.shape else whole.flatten().cpu()
+            for answer in answers.values()
+        ])  # fmt: skip
+
     def answers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """What the model answers, by name, on the CPU. Whatever it draws at random it draws alike every time."""
         return self._run(model, device, dtype, _answers)

@@ -272,17 +272,16 @@ class _Trial:
     def _largest(self, case: Case, answers: Answers, change: Tensor, plain: Mode, most: float) -> float:
         """The largest change in the rows that the model decides."""
         largest = float(change.max())
-        return (
-            largest if largest <= most else max(change[self._decided(case, answers, plain, most)].tolist(), default=0.0)
-        )
+        decided = change if largest <= most else change[self._decided(case, answers, plain, most)]
+        return max(decided.tolist(), default=0.0)
 
     def _decided(self, case: Case, answers: Answers, plain: Mode, most: float) -> Tensor:
         """Which rows of answers the model decides, and not how attention is computed; [rows], bool.
 
         A token that may look at no other, as in front of a text that is padded on the left, gets zero where attention
-        is one product, and the mean of all values where it is written out. What depends on it is no answer. All rows
-        count where none would be left, but for what is asked for besides: one text may be padded where it is read,
-        and a mask of another length is refused where attention is written out.
+        is one product, and the mean of all values where it is written out. What depends on it is no answer, but for
+        tokens that are shown: a recurrence hands on what stands in front. All rows count where none would be left, but
+        for what is asked for besides: a text may be padded where it is read, and written-out attention refuse a mask.
         """
         every = torch.ones(len(changes(answers, answers)), dtype=torch.bool)
         if case.mode is plain:
@@ -291,7 +290,8 @@ class _Trial:
             alike = changes(answers, case.answers_of(self._written_out, self._before)) <= most
         except Exception:  # some models have one way to compute attention
             return ~every if case.mode.asks and self._runs_written_out(plain) else every
-        return alike if case.mode.asks or bool(alike.any()) else every
+        decided = alike | case.shown(answers)
+        return decided if case.mode.asks or bool(decided.any()) else every
 
     def _runs_written_out(self, mode: Mode) -> bool:
         """Whether the model can be run with attention written out."""
