@@ -52,6 +52,27 @@ def begins_late(ids: Tensor) -> Tensor:
     return (torch.arange(ids.shape[1]) >= 4).long().expand_as(ids).contiguous()
 
 
+def series(model: PreTrainedModel) -> Mapping[str, Call]:
+    """The loss on series of each kind that a model knows of."""
+
+    def given(kind: int) -> Call:
+        rng, times = torch.Generator().manual_seed(kind), model.config.num_time_features
+        past = model.config.context_length + max(model.config.lags_sequence)
+
+        def values(count: int) -> Tensor:
+            return 3 * torch.rand(2, count, generator=rng, dtype=torch.float64)
+
+        arguments = {
+            "past_values": values(past), "past_time_features": values(past * times).view(2, past, times),
+            "past_observed_mask": torch.ones(2, past, dtype=torch.float64), "future_values": values(6),
+            "future_time_features": values(6 * times).view(2, 6, times),
+            "static_categorical_features": torch.tensor([[kind], [0]]), "static_real_features": values(2),
+        }  # fmt: skip
+        return lambda model: model(**arguments).loss[None]
+
+    return {f"kind {kind}": given(kind) for kind in range(model.config.cardinality[0])}
+
+
 TRAPS = [
     decoder("Llama", _FAR, label="theta 5e5", **_LONG, rope_parameters=rope(theta=5e5)),
     decoder("Llama", _FAR, label="theta 1e6", **_LONG, rope_parameters=rope(theta=1e6)),
@@ -125,6 +146,11 @@ TRAPS = [
         **{**_SIZES, "num_hidden_layers": 3, "tie_word_embeddings": True}, lru_width=12, attention_window_size=8,
         conv1d_width=3, block_types=["recurrent", "attention"], attention_bias=True)),
         both(lengths(), lengths(12, attention_mask=begins_late)), may_refuse=True),
+    Trap("time series of several kinds", native("TimeSeriesTransformerForPrediction", t.TimeSeriesTransformerConfig(
+        prediction_length=6, context_length=12, lags_sequence=[1, 2, 5], num_time_features=2, d_model=16,
+        num_static_categorical_features=1, cardinality=[4], embedding_dimension=[3], num_static_real_features=2,
+        encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=10,
+        decoder_ffn_dim=10)), series),
     Trap("rwkv", native("RwkvForCausalLM", t.RwkvConfig(
         vocab_size=17, hidden_size=8, num_hidden_layers=2, attention_hidden_size=8, intermediate_size=10,
         context_length=64, bos_token_id=0, eos_token_id=0)), both(lengths(), cached(name="state"))),

@@ -18,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.modules import ModuleModel
+from hf_align.tracing.series import series
 from hf_align.tracing.tokens import end_of_text, sound_tokens, text_tokens
 
 
@@ -351,7 +352,7 @@ def _spectra(read: Reader) -> Iterator[dict[str, Tensor]]:
 
 def _others(read: Reader) -> Iterator[dict[str, Tensor]]:
     if "past_values" in read.parameters:
-        yield from _series(read)
+        yield from series(read)
     codebooks = read.number("num_codebooks", default=4)
     width = read.number("hidden_size", "d_model", "embed_dim", default=8)
     other = read.number("encoder_hidden_size", default=width)
@@ -365,30 +366,6 @@ def _others(read: Reader) -> Iterator[dict[str, Tensor]]:
         for size in dict.fromkeys((width, read.number("model_in_dim", "num_mel_bins", default=width), read.first)):
             yield {name: read.floats(read.length, size)}
             yield {name: read.floats(size, read.length)}
-
-
-def _series(read: Reader) -> Iterator[dict[str, Tensor]]:
-    context = read.number("context_length", default=24)
-    horizon = read.number("prediction_length", default=8)
-    past = context + max(read.field("lags_sequence", default=None) or [0])
-    channels = read.number("num_input_channels", "input_size", default=1)
-    times = read.number("num_time_features", default=0)
-    tail = () if channels == 1 and "past_time_features" in read.parameters else (channels,)
-    values = {"past_values": read.floats(past, *tail)}
-    if "past_time_features" in read.parameters:
-        yield {
-            **values,
-            "past_time_features": read.floats(past, times),
-            "past_observed_mask": torch.ones(read.batch, past, *tail, dtype=torch.long),
-            "future_time_features": read.floats(horizon, times),
-            "future_values": read.floats(horizon, *tail),
-        }
-    yield {**values, "past_observed_mask": torch.ones(read.batch, past, *tail, dtype=torch.long)}
-    yield values
-    yield {"past_values": read.floats(context)}
-    plain = {"past_values": read.floats(context)}
-    yield {**plain, "past_values_padding": torch.zeros(read.batch, context, dtype=torch.long),
-           "freq": torch.zeros(read.batch, 1, dtype=torch.long)}  # fmt: skip
 
 
 _MEDIA: dict[str, tuple[tuple[str, ...], tuple[Callable[[Reader], Iterator[dict[str, Tensor]]], ...]]] = {

@@ -7,13 +7,14 @@ else there, which no graph of the first pass shows.
 from __future__ import annotations
 
 import dis
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx, nn
+from torch.distributions import Distribution
 
 from hf_align.tracing.ops import read_families
 from hf_align.tracing.reasons import HELPERS, needs_numbers
@@ -33,6 +34,17 @@ class SwallowedQuestionError(Exception):
     def __init__(self, question: Exception) -> None:
         super().__init__(str(question))
         self.question = question
+
+
+@contextmanager
+def _unvalidated() -> Iterator[None]:
+    """While distributions do not look whether their arguments are allowed: they would only refuse them."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 def record(
@@ -63,7 +75,7 @@ def record(
     while True:
         recorder = Recorder(mixed, generic, ends or {})
         try:
-            with left_as_found(model):
+            with left_as_found(model), _unvalidated():
                 graph = recorder.run(model, arguments, weights, free)
         except Exception as error:
             if recorder.mixed == mixed and not guessed:
