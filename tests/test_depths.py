@@ -10,6 +10,7 @@ import torch
 from conftest import built, run, tiny_bert, tiny_gpt2, tiny_llama
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3nTextConfig,
     GPTNeoXConfig,
     MixtralConfig,
     PretrainedConfig,
@@ -19,6 +20,7 @@ from transformers import (
 
 from hf_align.errors import IncompatibleModels
 from hf_align.opening.depths import corresponding, deepening_of
+from hf_align.opening.heads import tied_alike, untied
 from hf_align.opening.pairs import open_pair
 from hf_align.running.network import Network
 from hf_align.symmetry.alignment import AlignedWeights
@@ -197,3 +199,16 @@ def test_more_than_two_models_are_of_one_depth(tmp_path: Path, capsys: pytest.Ca
         built(tiny_llama(num_hidden_layers=layers), ord(name)).save_pretrained(tmp_path / name)
     assert run("merge", *(tmp_path / n for n in "abc"), "-o", tmp_path / "out", "--method", "linear", "-q") == 2
     assert "is smaller than the others" in capsys.readouterr().err
+
+
+def test_a_config_that_needs_all_of_its_layers_is_asked_whole_whether_it_can_be_untied() -> None:
+    """No layer of a copy of two would have keys of its own."""
+    config = Gemma3nTextConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=20, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, vocab_size_per_layer_input=48, hidden_size_per_layer_input=6,
+        num_kv_shared_layers=2, altup_num_inputs=2, laurel_rank=4, activation_sparsity_pattern=[0.0] * 4,
+        layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=5, max_position_embeddings=32,
+        architectures=["Gemma3nForCausalLM"],
+    )  # fmt: skip
+    both = tied_alike(("a", "b"), (config, untied(config)), None)
+    assert [each.tie_word_embeddings for each in both] == [False, False]
