@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from types import NoneType
 
 from transformers import PreTrainedModel
@@ -61,12 +62,11 @@ def try_sizes(
     return takes_all
 
 
-def try_grids(model: PreTrainedModel, base: Example, extents: Sequence[int], attempt: Attempt) -> None:
-    """Try pictures twice as large on all sides that are as long; where a model takes that, other grids, too."""
-    numbers = numbers_in_code(model) | numbers_noted(model)
+def try_grids(base: Example, extents: Sequence[int], attempt: Attempt) -> None:
+    """Try pictures twice as large on all sides that are as long; where a model takes that, by one place more, too."""
     for size, axes in axes_by_size(base).items():
         sides = [(name, axis) for name, axis in axes if axis >= _SIDES and base.is_free(name)]
-        for other in (2 * size, *_of_other_grids(base, sides, extents[:1], numbers)) if sides else ():
+        for other in (2 * size, *islice(_of_other_grids(base, sides, extents[:1], ()), 1)) if sides else ():
             mode = _sized(base, sides, other)
             if mode is None or not isinstance(attempt(mode), NothingNew | NoneType):
                 break

@@ -67,7 +67,7 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
         if ran is not None:
             try_sizes(model, ran.example, extents, attempt, [name])
         if of_one_size and _is_flag(asked[name]):  # what makes a table of places fit other pictures
-            try_grids(model, _with(model, base, {name: not asked[name].default}), extents, attempt)
+            try_grids(_with(model, base, {name: not asked[name].default}), extents, attempt)
     for name in _not_given(model, base):
         for value in scalars(model.forward, model, base, name):
             attempt(Mode(f"{main} with {_said(name, value)}", _with(model, base, {name: value})))
