@@ -44,7 +44,7 @@ def test_heads_that_timestamps_are_read_from_stay(tmp_path: Path, capsys: pytest
             require_answers_alone(pair.b, pair.spec)
             continue
         assert run("align", a, b, "-o", tmp_path / "out", "--quiet") == 2
-        assert "alignment_heads" in (told := capsys.readouterr().err) and "heads monotonic" in told
+        assert "alignment_heads" in (told := capsys.readouterr().err) and "--heads monotonic" in told
 
 
 def test_heads_of_a_live_model_that_generation_names_stay(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def require_no_named_heads(ref: str, generation: Mapping[str, Any], spec: Symmet
     if named := [key for key, value in generation.items() if _names_heads(value, heads)]:
         raise IncompatibleModels(
             f"{ref}: its generation config names heads by their numbers ({named[0]}), and heads move; "
-            "with heads monotonic they keep their places"
+            '--heads monotonic (heads="monotonic") keeps them in their places'
         )
 
 
