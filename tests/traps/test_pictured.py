@@ -103,6 +103,10 @@ TRAPS = [
         both(lengths(bbox=boxes), lengths(7, 12, bbox=boxes, pixel_values=_PAGE), lengths(7, pixel_values=_PAGE),
              given("page", pixel_values=_PAGE)),
     ),
+    Trap("vitdet", native("VitDetModel", transformers.VitDetConfig(
+        image_size=32, patch_size=4, window_block_indices=[0], window_size=4, use_relative_position_embeddings=True,
+        residual_block_indices=[1], mlp_ratio=2, hidden_size=12, num_hidden_layers=2, num_attention_heads=2)),
+        sizes((32, 32), (64, 32), (24, 24), (32, 40))),
     Trap("clipseg", native("CLIPSegForImageSegmentation", transformers.CLIPSegConfig(
         text_config=dict(vocab_size=23, max_position_embeddings=40, bos_token_id=0, eos_token_id=2, pad_token_id=1,
                          **_SIZES),

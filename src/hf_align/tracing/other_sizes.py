@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from hf_align.tracing.example import Example
 from hf_align.tracing.mode import Attempt, Mode, NothingNew
-from hf_align.tracing.resized import axes_by_size, numbers_in_code, numbers_noted, resized, spread
+from hf_align.tracing.resized import axes_by_size, numbers_in_code, numbers_noted, resized, spread, strides_of
 
 _SIZES = 2
 """Of pictures and sounds that are larger still, because the code has numbers like theirs."""
@@ -28,8 +28,8 @@ def try_sizes(
     model: PreTrainedModel, base: Example, extents: Sequence[int], attempt: Attempt, names: Collection[str]
 ) -> bool:
     """Try pictures, sounds and states of other sizes: twice as large along all axes that are as long, and along each of
-    the last two alone; where a model takes that, half and three times as large, too, in other grids, and beyond what
-    the code may compare a number of places with.
+    the last two alone; where a model takes that, half and three times as large, too, in other grids, or by one stride
+    more where no grid is known, and beyond what the code may compare a number of places with.
 
     Args:
         names: of the arguments that are made larger.
@@ -40,12 +40,14 @@ def try_sizes(
     takes_all = True
     if not any(base.is_free(name) and name not in base.tokens for name in names):
         return takes_all
-    numbers = numbers_in_code(model) | numbers_noted(model)
+    numbers, strides = numbers_in_code(model) | numbers_noted(model), strides_of(model)
     for size, axes in axes_by_size(base).items():
         inner = [(name, axis) for name, axis in axes if axis and name not in base.tokens]
         free = [(name, axis) for name, axis in inner if base.is_free(name) and name in names]
         beyond = {size * ((n + 1) // places + 1) for n in numbers for places in (size, *extents[:1])} - {size, 2 * size}
-        near = [size // 2, 3 * size, *_of_other_grids(base, free, extents[:1], numbers)]
+        sides = any(axis >= _SIDES for _, axis in free)
+        grids = [*_of_other_grids(base, free, extents[:1], numbers)] or [size + n for n in strides[:1] if sides]
+        near = [size // 2, 3 * size, *grids]
         near = [other for other in dict.fromkeys(near) if other not in (size, 2 * size)]
         for group in dict.fromkeys((tuple(inner), *((axis,) for axis in free[:-3:-1]))) if free else ():
             whole = group == tuple(inner)

@@ -67,6 +67,12 @@ def numbers_noted(model: nn.Module) -> set[int]:
     return {n for n in found - sizes if LEAST <= n <= LONGEST}
 
 
+def strides_of(model: nn.Module) -> list[int]:
+    """By how much convolutions go on, in their order: a picture that grows by the first has one place more."""
+    found = (getattr(module, "stride", None) for module in model.modules())
+    return [*dict.fromkeys(stride[0] for stride in found if isinstance(stride, tuple) and stride[0] > 1)]
+
+
 def spread(sizes: Sequence[T], most: int) -> Sequence[T]:
     """At most so many of them, the ends included."""
     if len(sizes) <= most:
