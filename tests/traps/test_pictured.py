@@ -42,6 +42,12 @@ def loss(**arguments: Tensor) -> Calls:
     return lambda model: {"loss": lambda model: model(**arguments).loss[None]}
 
 
+def posed(kind: int) -> Calls:
+    """Pictures of two kinds, which the model must be told."""
+    pages, kinds = noise(2, 3, 32, 16), torch.tensor([kind, (kind + 1) % 3])
+    return lambda model: {f"kind {kind}": lambda model: model(pages, dataset_index=kinds).heatmaps}
+
+
 def told(*counts: int) -> Calls:
     return both(*(lengths(7, encoder_hidden_states=noise(2, count, 12)) for count in counts))
 
@@ -103,6 +109,12 @@ TRAPS = [
         both(lengths(bbox=boxes), lengths(7, 12, bbox=boxes, pixel_values=_PAGE), lengths(7, pixel_values=_PAGE),
              given("page", pixel_values=_PAGE)),
     ),
+    Trap("vitpose with experts", native("VitPoseForPoseEstimation", transformers.VitPoseConfig(
+        backbone_config=transformers.VitPoseBackboneConfig(
+            image_size=[32, 16], patch_size=[8, 8], hidden_size=12, num_hidden_layers=2, num_attention_heads=2,
+            mlp_ratio=2, num_experts=3, part_features=4, out_indices=[2]),
+        num_labels=5, use_simple_decoder=True)),
+        both(*(posed(kind) for kind in range(3)))),
     Trap("vitdet", native("VitDetModel", transformers.VitDetConfig(
         image_size=32, patch_size=4, window_block_indices=[0], window_size=4, use_relative_position_embeddings=True,
         residual_block_indices=[1], mlp_ratio=2, hidden_size=12, num_hidden_layers=2, num_attention_heads=2)),

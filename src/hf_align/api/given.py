@@ -20,7 +20,7 @@ from hf_align.errors import IncompatibleModels, OptionError
 from hf_align.running.network import Network, predictions
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory, quiet
-from hf_align.tracing.inputs import examples
+from hf_align.tracing.first_calls import first_calls
 from hf_align.tracing.module_calls import Inputs, as_described, described
 from hf_align.tracing.modules import ModuleConfig, tensors_of
 from hf_align.tracing.program import Inventory
@@ -244,7 +244,7 @@ def _require_as_configured(model: PreTrainedModel, given: Given) -> None:
     device, dtype = model.device, model.dtype
     described = Network(given.config, device, dtype)
     placed = described.placed({n: given.weights[n] for n in given.holds.shapes})
-    for example in examples(build_without_weights(given.config), _ROWS, _TOKENS):
+    for example in first_calls(build_without_weights(given.config), _ROWS, _TOKENS):
         rng = torch.Generator().manual_seed(0)
         batch = {n: t.to(device, dtype if t.is_floating_point() else None)
                  for n, t in {**example.arguments, **example.drawn(rng)}.items()}  # fmt: skip

@@ -12,7 +12,7 @@ from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.fingerprint import Call, CannotRecord
-from hf_align.tracing.inputs import examples
+from hf_align.tracing.first_calls import first_calls
 from hf_align.tracing.small.shrink import shallow
 
 
@@ -96,7 +96,7 @@ def _can_be_untied(config: PretrainedConfig) -> bool:
     ties, left = (inventory(model).ties for model in models)
     if ties.keys() <= left.keys():
         return False
-    for example in examples(models[0], 2, 7):
+    for example in first_calls(models[0], 2, 7):
         try:
             before, after = (Call(example).fingerprint(m, ties) for m in models)
         except CannotRecord:

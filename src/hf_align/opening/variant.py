@@ -14,8 +14,8 @@ from hf_align.errors import IncompatibleModels
 from hf_align.tracing.build import build_without_weights, inventory
 from hf_align.tracing.fields import Path, with_values
 from hf_align.tracing.fingerprint import Call, CannotRecord, Fingerprint
+from hf_align.tracing.first_calls import first_calls
 from hf_align.tracing.in_texts import try_media
-from hf_align.tracing.inputs import examples
 from hf_align.tracing.layers import find_stacks, shorten
 from hf_align.tracing.mode import Mode, NothingNew
 from hf_align.tracing.modes import find_modes
@@ -76,7 +76,7 @@ class Variant:
         return found
 
     def _of_part(self, part: PreTrainedModel, path: str, length: int) -> Iterator[Call]:
-        for example in examples(part, _BATCH, length):
+        for example in first_calls(part, _BATCH, length):
             for steps in (1, 0):
                 call = Call(example, steps, path)
                 if self.fingerprint(call) is not None:

@@ -55,7 +55,7 @@ class Program:
         buffers: names of persistent buffers that are saved with the weights, with their values' shapes.
         constants: nodes that depend on neither inputs nor weights, with their values.
         example: the arguments that it was traced with.
-        candidate: their number among `inputs.examples`.
+        candidate: their number among `first_calls`.
         modes: the calls that it consists of, by name.
         opened: the parameters that some op reads, be it for nothing that is returned.
         taken: the conditions of the model's own code that were met, and whether they held.

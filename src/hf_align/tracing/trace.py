@@ -26,6 +26,7 @@ from hf_align.tracing.answers import return_answers
 from hf_align.tracing.build import build_without_weights, canonical_names, inventory, quiet, trained_buffers
 from hf_align.tracing.constants import evaluate_constants, hides_all
 from hf_align.tracing.example import Example
+from hf_align.tracing.first_calls import error_of, mended_calls
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.listed import LISTED_AT
 from hf_align.tracing.lookups import within_tables
@@ -38,7 +39,6 @@ from hf_align.tracing.reasons import NOT_ITS_OWN, DoesNotRunError, is_about_numb
 from hf_align.tracing.record import SwallowedQuestionError, record
 from hf_align.tracing.small.field_roles import ROOMY, TINY
 from hf_align.tracing.small.shrink import depth_of, shrink
-from hf_align.tracing.state import left_as_found
 from hf_align.tracing.tokens import announcing_tokens
 
 logger = logging.getLogger(__name__)
@@ -90,9 +90,12 @@ def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _L
     for rows in dict.fromkeys((batch, 1)):
         candidates = list(enumerate(examples(model, rows, length)))
         program = _first_traced(model, candidates, reasons)
+        if program is None:
+            mended = mended_calls(model, [example for _, example in candidates])
+            program = _first_traced(model, list(enumerate(mended, start=len(candidates))), [])
         if program is not None:
             return program
-        errors = [_error_of(model, example) for _, example in candidates]
+        errors = [error_of(model, example) for _, example in candidates]
         if not all(error is not None and not is_about_numbers(error) for error in errors):
             break  # it may take more rows, in another way than one alone
     known = (r for r in reasons if isinstance(r, IncompatibleModels))
@@ -153,18 +156,8 @@ def _is_its_own(model: PreTrainedModel, example: Example, failed: Exception) -> 
     or would if its weights had values."""
     if isinstance(failed, DoesNotRunError):
         return True
-    error = _error_of(model, example)
+    error = error_of(model, example)
     return type(error) is type(failed) and str(error) == str(failed)
-
-
-def _error_of(model: PreTrainedModel, example: Example) -> Exception | None:
-    """The error in which a call ends that nobody writes down."""
-    try:
-        with torch.no_grad(), quiet(), left_as_found(model):
-            model(**example.arguments)
-    except Exception as error:  # as many ways to fail as there are models
-        return error
-    return None
 
 
 def trace_call(model: PreTrainedModel, example: Example) -> Program:

@@ -19,8 +19,8 @@ from hf_align.running.network import Batch, Network, Weights
 from hf_align.runtime.devices import drawing
 from hf_align.tracing.build import quiet
 from hf_align.tracing.example import Example
+from hf_align.tracing.first_calls import first_calls
 from hf_align.tracing.given import GivenCall
-from hf_align.tracing.inputs import examples
 from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent, is_answer, without_length
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.own_code import numbers_compared
@@ -182,7 +182,7 @@ def _first_calls(model: PreTrainedModel, traced: Collection[str]) -> Iterator[Ex
     where a longer one has no positions, and embeddings that are given in its place are in a basis of their own."""
     known = {without_length(name) for name in traced}
     for is_known, rows, length in itertools.product((True, False), (_ROWS, 1), (_SHORT, _PROMPT)):
-        for example in examples(model, rows, length):
+        for example in first_calls(model, rows, length):
             if (example.said in known) is is_known:
                 yield example
 

@@ -22,7 +22,7 @@ from hf_align.symmetry.derivation.spec_cache import key_of
 from hf_align.tracing.asked import Ask, asks, nameless
 from hf_align.tracing.documented import NOT_ASKED
 from hf_align.tracing.example import Example
-from hf_align.tracing.inputs import examples
+from hf_align.tracing.first_calls import first_calls
 from hf_align.tracing.mode import Mode, extent
 from hf_align.tracing.small.asked_copy import SmallCopy, has_answer, small_copy
 from hf_align.tracing.watched import is_said, lists, scalars
@@ -59,7 +59,7 @@ def _found_once(model: PreTrainedModel, base: Example) -> _Found:
     rows, length, names = extent(base)[0], min(_LENGTH, extent(base)[1]), [*base.arguments]
 
     def find() -> _Found:
-        numbered = enumerate(examples(model, rows, length))
+        numbered = enumerate(first_calls(model, rows, length))
         candidate = next((n for n, example in numbered if [*example.arguments] == names), None)
         copy = None if candidate is None else small_copy(model, model.config, candidate, rows, length)
         return ({}, []) if copy is None else _found(copy)

@@ -15,8 +15,8 @@ from hf_align.tracing.build import quiet
 from hf_align.tracing.documented import announced_media
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
+from hf_align.tracing.first_calls import first_calls
 from hf_align.tracing.in_texts import try_media
-from hf_align.tracing.inputs import examples
 from hf_align.tracing.mode import Mode, NothingNew, at_length, extent
 from hf_align.tracing.ways import positions
 
@@ -38,7 +38,7 @@ def run_on_zeros(model: PreTrainedModel, example: int | None = None, rows: int =
         HfAlignError: none does, or not with every text.
     """
     weights, reasons = _zeros(model), []
-    for number, candidate in enumerate(examples(model, rows, _LENGTH)):
+    for number, candidate in enumerate(first_calls(model, rows, _LENGTH)):
         if example is not None and number != example:
             continue
         try:

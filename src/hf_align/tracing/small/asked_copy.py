@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from hf_align.errors import IncompatibleModels, first_line
 from hf_align.runtime.devices import CPU, drawing
 from hf_align.tracing.asked import Ask, asks
 from hf_align.tracing.build import build_without_weights, quiet, trained_buffers
-from hf_align.tracing.inputs import examples
+from hf_align.tracing.first_calls import first_calls
 from hf_align.tracing.measured import LARGEST, parameters_of, random_weights
 from hf_align.tracing.mode import Mode
 from hf_align.tracing.small.kinds import Layers, with_all_kinds
@@ -36,14 +37,13 @@ class SmallCopy:
 
     Args:
         model: the copy; its weights are never read.
-        candidate: the number of its first call among `inputs.examples`.
+        candidate: the number of its first call among `first_calls`.
         length: of that call, in tokens.
     """
 
     def __init__(self, model: PreTrainedModel, candidate: int, rows: int, length: int) -> None:
-        found = (e for n, e in enumerate(examples(model, rows, length)) if n == candidate)
-        rng = Generator().manual_seed(0)
-        self.model, self.example = model, next(found)
+        rng, calls = Generator().manual_seed(0), first_calls(model, rows, length)
+        self.model, self.example = model, next(islice(calls, candidate, None))
         self._weights = random_weights(model, rng)
         self._statistics = trained_buffers(model).keys()
         self._given = {n: t.to(self.example.arguments[n].dtype) for n, t in self.example.drawn(rng).items()}
@@ -117,7 +117,7 @@ def small_copy(
 
     Args:
         config: of the model, with all of its layers if it was shortened.
-        candidate: the number of the model's first call among `inputs.examples`.
+        candidate: the number of the model's first call among `first_calls`.
         rows, length: of that call.
 
     Raises:

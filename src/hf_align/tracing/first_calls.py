@@ -1,0 +1,48 @@
+"""What a model may be called with first: likely arguments, then, where none will do, each with what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_align.tracing.build import quiet
+from hf_align.tracing.example import Example
+from hf_align.tracing.inputs import examples
+from hf_align.tracing.mending import mended
+from hf_align.tracing.mode import Mode
+from hf_align.tracing.modules import ModuleModel
+from hf_align.tracing.state import left_as_found
+
+_MOST = 4
+"""Changes of a call that failed which are tried."""
+
+
+def first_calls(model: PreTrainedModel, rows: int, length: int) -> Iterator[Example]:
+    """The likely ones in their order, and then those that are mended."""
+    likely = list[Example]()
+    for example in examples(model, rows, length):
+        likely.append(example)
+        yield example
+    yield from mended_calls(model, likely)
+
+
+def mended_calls(model: PreTrainedModel, likely: Sequence[Example]) -> Iterator[Example]:
+    """The calls with an argument more that their errors name, or the lines of code that failed."""
+    for example in likely if not isinstance(model, ModuleModel) else ():
+        error = error_of(model, example)
+        if error is not None:
+            modes = mended(model, Mode(example.said, example), error)
+            yield from (mode.example for mode in islice(modes, _MOST))
+
+
+def error_of(model: PreTrainedModel, example: Example) -> Exception | None:
+    """The error in which a call ends that nobody writes down."""
+    try:
+        with torch.no_grad(), quiet(), left_as_found(model):
+            model(**example.arguments)
+    except Exception as error:  # as many ways to fail as there are models
+        return error
+    return None
