@@ -13,6 +13,7 @@ import transformers as t
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from traps.test_modes import noise
 from traps.trap import Call, Calls, Trap, both, cached, cases, check, forward, ids_of, lengths, native, text
 
 _SIZES = dict(vocab_size=17, hidden_size=12, intermediate_size=10, num_hidden_layers=2, num_attention_heads=2,
@@ -71,6 +72,18 @@ def series(model: PreTrainedModel) -> Mapping[str, Call]:
         return lambda model: model(**arguments).loss[None]
 
     return {f"kind {kind}": given(kind) for kind in range(model.config.cardinality[0])}
+
+
+def spoken(model: PreTrainedModel) -> Mapping[str, Call]:
+    """Frames of a sound for a text, with a voice and without."""
+    width, voice = model.config.num_mel_bins, {"speaker_embeddings": noise(2, model.config.speaker_embedding_dim)}
+    return {f"{length} frames, {', '.join(more)}": partial(spectrum, input_ids=ids_of(model, 9), **more,
+                                                           decoder_input_values=noise(2, length, width))
+            for length in (6, 11) for more in ({}, voice)}  # fmt: skip
+
+
+def spectrum(model: PreTrainedModel, **arguments: Tensor) -> Tensor:
+    return model(**arguments).spectrogram
 
 
 TRAPS = [
@@ -146,6 +159,13 @@ TRAPS = [
         **{**_SIZES, "num_hidden_layers": 3, "tie_word_embeddings": True}, lru_width=12, attention_window_size=8,
         conv1d_width=3, block_types=["recurrent", "attention"], attention_bias=True)),
         both(lengths(), lengths(12, attention_mask=begins_late)), may_refuse=True),
+    Trap("speech", native("SpeechT5ForTextToSpeech", t.SpeechT5Config(
+        vocab_size=23, hidden_size=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=10, decoder_ffn_dim=12, encoder_max_relative_position=6,
+        num_mel_bins=8, speech_decoder_prenet_units=12, speech_decoder_prenet_dropout=0.0, speaker_embedding_dim=5,
+        speech_decoder_postnet_units=10, speech_decoder_postnet_kernel=3, speech_decoder_postnet_layers=2,
+        conv_dim=(8, 8), conv_stride=(5, 4), conv_kernel=(10, 5), num_feat_extract_layers=2, max_text_positions=60,
+        num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2)), spoken),
     Trap("time series of several kinds", native("TimeSeriesTransformerForPrediction", t.TimeSeriesTransformerConfig(
         prediction_length=6, context_length=12, lags_sequence=[1, 2, 5], num_time_features=2, d_model=16,
         num_static_categorical_features=1, cardinality=[4], embedding_dimension=[3], num_static_real_features=2,

@@ -141,14 +141,16 @@ def _text(read: Reader) -> Iterator[dict[str, Tensor]]:
     plain: dict[str, Tensor] = {"input_ids": read.ids(read.length)}
     if "bbox" in read.parameters:
         plain["bbox"] = torch.arange(4).clamp(max=1).expand(read.batch, read.length, 4).contiguous()
-    decoder = {"decoder_input_ids": read.ids(max(2, read.length - 3))} if _has_decoder(read) else {}
+    decoder = _decoder(read, max(2, read.length - 3))
     if "image_token_id" not in vars(read.config) and "image_token_index" not in vars(read.config):
         yield from ({**plain, **image} for image in _images(read))
     yield {**plain, **decoder}
     masks = {"attention_mask": torch.ones(read.batch, read.length, dtype=torch.long)}
     yield {**plain, **decoder, **masks}
     if decoder:
-        yield {**plain, **decoder, **masks, "decoder_attention_mask": torch.ones_like(decoder["decoder_input_ids"])}
+        (goes_on,) = decoder.values()
+        shown = torch.ones(goes_on.shape[:2], dtype=torch.long)
+        yield {**plain, **decoder, **masks, "decoder_attention_mask": shown}
     yield plain
     yield from ({**plain, **image} for image in _images(read))
     types = torch.zeros(read.batch, read.length, dtype=torch.long)
@@ -204,8 +206,12 @@ def _rare(read: Reader) -> Iterator[dict[str, Tensor]]:
     yield {"hidden_states": read.floats(1, 9600)}
 
 
-def _has_decoder(read: Reader) -> bool:
-    return "decoder_input_ids" in read.parameters
+def _decoder(read: Reader, length: int) -> dict[str, Tensor]:
+    """What a decoder goes on from, if there is one: words, or frames of a sound."""
+    if "decoder_input_ids" in read.parameters:
+        return {"decoder_input_ids": read.ids(length)}
+    frames = read.floats(6, read.number("num_mel_bins", default=80))
+    return {"decoder_input_values": frames} if "decoder_input_values" in read.parameters else {}
 
 
 def _images(read: Reader) -> Iterator[dict[str, Tensor]]:
@@ -216,7 +222,7 @@ def _images(read: Reader) -> Iterator[dict[str, Tensor]]:
     frames = read.number("num_frames", "frames_per_clip", default=2)
     image = {"pixel_values": read.floats(channels, height, width)}
     video = read.floats(frames, channels, height, width)
-    decoder = {"decoder_input_ids": read.ids(4)} if _has_decoder(read) else {}
+    decoder = _decoder(read, 4)
     if "pixel_values_videos" in read.parameters:
         side = 4 * read.number("patch_size", default=16)
         yield {"pixel_values_videos": read.floats(4, channels, side, side)}
@@ -307,9 +313,7 @@ def _waves(read: Reader) -> Iterator[dict[str, Tensor]]:
     bins = read.number("num_mel_bins", default=80)
     channels = read.number("audio_channels", "n_channels", default=1)
     frames = read.number("max_length", default=64)
-    decoder: dict[str, Tensor] = {"decoder_input_ids": read.ids(4)} if _has_decoder(read) else {}
-    if "decoder_input_values" in read.parameters:
-        decoder = {"decoder_input_values": read.floats(6, bins)}
+    decoder = _decoder(read, 4)
     token = read.number("samples_per_token", default=96)
     for shape in (
         (2000,),
@@ -337,7 +341,7 @@ def _spectra(read: Reader) -> Iterator[dict[str, Tensor]]:
     features = read.number("feature_projection_input_dim", "conformer_input_dim", "input_size", "feature_size",
                            default=160)  # fmt: skip
     frames = read.number("max_source_positions", default=32)
-    decoder = {"decoder_input_ids": read.ids(4)} if _has_decoder(read) else {}
+    decoder = _decoder(read, 4)
     window = 2 * read.number("n_window", default=50)
     shapes = ((bins, 2 * frames), (64, bins), (bins, 64), (64, features), (1, 1001, 64), (4, 1001, 64), (64, 128),
               (bins, 8 * read.length), (bins, window), (64, read.first))  # fmt: skip
