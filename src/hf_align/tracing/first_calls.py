@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import torch
@@ -26,13 +26,16 @@ def first_calls(model: PreTrainedModel, rows: int, length: int) -> Iterator[Exam
     for example in examples(model, rows, length):
         likely.append(example)
         yield example
-    yield from mended_calls(model, likely)
+    yield from mended_calls(model, ((example, error_of(model, example)) for example in likely))
 
 
-def mended_calls(model: PreTrainedModel, likely: Sequence[Example]) -> Iterator[Example]:
-    """The calls with an argument more that their errors name, or the lines of code that failed."""
-    for example in likely if not isinstance(model, ModuleModel) else ():
-        error = error_of(model, example)
+def mended_calls(model: PreTrainedModel, ended: Iterable[tuple[Example, Exception | None]]) -> Iterator[Example]:
+    """The calls that failed, with an argument more that their errors name, or the lines of code that failed.
+
+    Args:
+        ended: calls, each with the error in which it ends, if it does.
+    """
+    for example, error in ended if not isinstance(model, ModuleModel) else ():
         if error is not None:
             modes = mended(model, Mode(example.said, example), error)
             yield from (mode.example for mode in islice(modes, _MOST))

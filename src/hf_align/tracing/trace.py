@@ -90,13 +90,13 @@ def trace_model(model: PreTrainedModel, *, batch: int = _BATCH, length: int = _L
     for rows in dict.fromkeys((batch, 1)):
         candidates = list(enumerate(examples(model, rows, length)))
         program = _first_traced(model, candidates, reasons)
-        if program is None:
-            mended = mended_calls(model, [example for _, example in candidates])
-            program = _first_traced(model, list(enumerate(mended, start=len(candidates))), [])
         if program is not None:
             return program
-        errors = [error_of(model, example) for _, example in candidates]
-        if not all(error is not None and not is_about_numbers(error) for error in errors):
+        ended = [(example, error_of(model, example)) for _, example in candidates]
+        program = _first_traced(model, list(enumerate(mended_calls(model, ended), start=len(candidates))), [])
+        if program is not None:
+            return program
+        if not all(error is not None and not is_about_numbers(error) for _, error in ended):
             break  # it may take more rows, in another way than one alone
     known = (r for r in reasons if isinstance(r, IncompatibleModels))
     telling = next(known, next(filter(is_about_numbers, reasons), reasons[0] if reasons else None))

@@ -28,6 +28,7 @@ from hf_align.tracing.returned import returned
 from hf_align.tracing.state import forgetting
 from hf_align.tracing.steps import asking_for_a_cache, handed_on
 from hf_align.tracing.ways import positions, try_parts, try_together, try_ways, with_less
+from hf_align.witness.noise import changes
 from hf_align.witness.together import calls_together
 
 WRITTEN = 32
@@ -78,11 +79,13 @@ class Case:
         """Which rows of answers are those of tokens that the only mask of the call shows; [rows], bool."""
         masks = [t.bool() for n, t in self.arguments.items() if n.endswith("mask") and isinstance(t, Tensor)]
         whole = masks[0] if len(masks) == 1 and masks[0].dim() == 2 else None
-        return torch.cat([
-            torch.zeros(max(1, answer[..., :1].numel()) if answer.dim() > 1 else 1, dtype=torch.bool)
-            if whole is None or answer.dim() != 3 or answer.shape[:2] != whole.shape else whole.flatten().cpu()
-            for answer in answers.values()
-        ])  # fmt: skip
+        found = []
+        for name, answer in answers.items():
+            if whole is not None and answer.dim() == 3 and answer.shape[:2] == whole.shape:
+                found.append(whole.flatten().cpu())
+            else:
+                found.append(changes({name: answer}, {name: answer}) > 0)  # none
+        return torch.cat(found)
 
     def answers(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """What the model answers, by name, on the CPU. Whatever it draws at random it draws alike every time."""
