@@ -55,7 +55,9 @@ COMMANDS: dict[str, Callable[[list[Path], Path, Path], list[object]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [pytest.param(each, marks=[pytest.mark.quick] if each == "align" else []) for each in COMMANDS]
+)
 def test_a_run_that_is_killed_keeps_its_match_and_its_witness(
     command: str, models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
