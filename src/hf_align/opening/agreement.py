@@ -82,7 +82,7 @@ def require_same_function(refs: tuple[str, str], a: PretrainedConfig, b: Pretrai
     Raises:
         IncompatibleModels: they compute differently, or nothing tells; the message names the field.
     """
-    _require_same_order_of_labels(refs, a, b)
+    _require_same_meaning(refs, a, b)
     first, second = Variant(_returning_alike(a)), Variant(_returning_alike(b))
     differing, same_code = differences(first.config, second.config), _is_same_code(_code(a), _code(b))
     if same_code and not differing:
@@ -95,8 +95,13 @@ def require_same_function(refs: tuple[str, str], a: PretrainedConfig, b: Pretrai
     _Comparison(refs, {p: differing[p] for p in differing if p in paths}, same_code).require(first, sized)
 
 
-def _require_same_order_of_labels(refs: tuple[str, str], a: PretrainedConfig, b: PretrainedConfig) -> None:
-    """No code reads what classes are called, but whoever names a class means the same by it."""
+def _require_same_meaning(refs: tuple[str, str], a: PretrainedConfig, b: PretrainedConfig) -> None:
+    """No answer depends on what classes are called, or on whether one or several of them are right. But whoever names a
+    class means the same by it, and a score among others is no probability of its own."""
+    problems = [getattr(c, "problem_type", None) for c in (a, b)]
+    if all(problems) and problems[0] != problems[1]:
+        said = [f"{problem} in {ref}" for problem, ref in zip(problems, refs, strict=True)]
+        raise IncompatibleModels(f"{refs[0]} and {refs[1]} answer other questions: problem_type is {', '.join(said)}")
     labels, others = ({name: int(n) for n, name in (getattr(c, "id2label", None) or {}).items()} for c in (a, b))
     moved = [name for name in labels if others.get(name, labels[name]) != labels[name]]
     if moved:
