@@ -71,6 +71,26 @@ class AWordOrNone(_Bending):
         return self.called(task == "bent", input_ids, attention_mask, position_ids, past_key_values, use_cache)
 
 
+class AWordInAnyLetters(_Bending):
+    """A table that is written out in the code has one way for each word, however that is written."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                task: str = "plain") -> CausalLMOutputWithPast:  # fmt: skip
+        bends = {"plain": lambda: False, "bent": lambda: True}[task.strip().lower()]()
+        return self.called(bends, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
+class AKind(_Bending):
+    """What kind of list it is given decides, without a condition."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = None,
+                layers: list[int] | tuple[int, ...] | None = None) -> CausalLMOutputWithPast:  # fmt: skip
+        bends = (False, True)[isinstance(layers, tuple)]
+        return self.called(bends, input_ids, attention_mask, position_ids, past_key_values, use_cache)
+
+
 class Above(_Bending):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
                 past_key_values: Any = None, use_cache: bool | None = None,

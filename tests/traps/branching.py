@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -296,3 +298,72 @@ class ScriptedTower(Tower):
 
     def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
         return super().run(self.bend(x), positions, seen, cache)
+
+
+_NOTED: dict[str, Any] = {"by": {"rare": False}}
+_RARE = contextvars.ContextVar("rare", default=False)
+
+
+def _is_rare(x: Tensor) -> bool:
+    return str(x.shape[1]).count("47") > 0
+
+
+class NotedTower(Tower):
+    """A dictionary beside the class, changed under another name."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        noted = _NOTED["by"]
+        noted["rare"] = _is_rare(x)
+        return super().run(x + torch.tanh(x) if _NOTED["by"]["rare"] else x, positions, seen, cache)
+
+
+class RecentTower(Tower):
+    """What was called last stands first, where another function puts it."""
+
+    def more(self, config: Any) -> None:
+        self.recent = deque([False], maxlen=3)
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        _put(self.recent, _is_rare(x))
+        return super().run(x + torch.tanh(x) if self.recent[0] else x, positions, seen, cache)
+
+
+def _put(kept: deque[bool], value: bool) -> None:
+    kept.appendleft(value)
+
+
+class ContextTower(Tower):
+    """A variable of the context."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        _RARE.set(_is_rare(x))
+        return super().run(x + torch.tanh(x) if _RARE.get() else x, positions, seen, cache)
+
+
+class ClosedOverTower(Tower):
+    """Two functions that share a variable."""
+
+    def more(self, config: Any) -> None:
+        state = {}
+
+        def note(x: Tensor) -> None:
+            state["rare"] = _is_rare(x)
+
+        def bent(x: Tensor) -> Tensor:
+            return x + torch.tanh(x) if state["rare"] else x
+
+        self.note, self.bent = note, bent
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        self.note(x)
+        return super().run(self.bent(x), positions, seen, cache)
+
+
+class ShapedTower(Tower):
+    """A case with parts, of which one is bound."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        match (_is_rare(x), x.shape[0]):
+            case (True, rows):
+                x = x + torch.tanh(x) / rows
+        return super().run(x, positions, seen, cache)

@@ -145,6 +145,16 @@ TRAPS = [
         image_size=(32, 48), **_SWIN)), sizes((32, 48), (64, 96), (40, 48), (36, 44), (36, 36))),
     Trap("swinv2 of tall pictures", native("Swinv2ForImageClassification", transformers.Swinv2Config(
         image_size=(32, 48), **_SWIN)), sizes((32, 48), (64, 96), (40, 48), (36, 44), (36, 36))),
+    Trap("granite speech", native("GraniteSpeechForConditionalGeneration", transformers.GraniteSpeechConfig(
+        text_config=dict(model_type="granite", vocab_size=100, num_key_value_heads=2, pad_token_id=0, bos_token_id=1,
+                         eos_token_id=2, **_SIZES),
+        encoder_config=dict(input_dim=10, num_layers=2, hidden_dim=12, feedforward_mult=2, num_heads=2, dim_head=6,
+                            output_dim=8, context_size=6, max_pos_emb=8, conv_kernel_size=3),
+        projector_config=dict(model_type="blip_2_qformer", encoder_hidden_size=12, cross_attention_frequency=1,
+                              vocab_size=10, max_position_embeddings=10, **{**_SIZES, "num_hidden_layers": 1}),
+        audio_token_index=90, has_lora_adapter=False, downsample_rate=2, window_size=4)),
+        both(*(given(f"{frames} frames", input_ids=_with(*[90] * ((frames + 3) // 4 * 2)),
+                     input_features=noise(1, frames, 10)) for frames in (16, 13, 42)))),
     Trap("phi4_multimodal", native("Phi4MultimodalForCausalLM", _OF_PHI),
          both(lengths(), given("picture", input_ids=_with(*[60] * 13), **_CROP),
               given("sound", input_ids=_with(61, 61, 61), **_SOUND),

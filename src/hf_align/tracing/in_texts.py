@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_align.tracing.alternatives import first_that_runs
-from hf_align.tracing.documented import announced_media
+from hf_align.tracing.documented import OF_TEXT, announced_media
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mending import vectors_made, with_places
 from hf_align.tracing.mode import Attempt, Mode
@@ -28,6 +28,20 @@ def try_media(model: PreTrainedModel, attempt: Attempt) -> list[Mode]:
         modes = (mode for _, token, given in found for mode in _announced(model, kind, token, given))
         ran.append(first_that_runs(model, modes, attempt))
     return [mode for mode in ran if mode is not None]
+
+
+def attempt_with_text_for(model: PreTrainedModel, media: Mode, attempt: Attempt) -> Attempt:
+    """Attempts of media of other sizes, in a text that has a place for each vector that the model makes of them."""
+    kind, token = media.announced or ("", 0)
+    texts = {name: value for name, value in media.example.arguments.items() if name in OF_TEXT}
+
+    def with_text(sized: Mode) -> Exception | None:
+        given = {name: value for name, value in sized.example.arguments.items() if name not in texts}
+        count = vectors_made(model, kind, given)
+        example = with_places(model, {**texts, **given}, {token: count}) if count else sized.example
+        return attempt(replace(sized, example=example))
+
+    return with_text
 
 
 def side_by_side(model: PreTrainedModel, media: Sequence[Mode]) -> Mode:

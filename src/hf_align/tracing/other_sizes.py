@@ -46,15 +46,18 @@ def try_sizes(
         free = [(name, axis) for name, axis in inner if base.is_free(name) and name in names]
         beyond = {size * ((n + 1) // places + 1) for n in numbers for places in (size, *extents[:1])} - {size, 2 * size}
         sides = any(axis >= _SIDES for _, axis in free)
-        grids = [*_of_other_grids(base, free, extents[:1], numbers)] or [size + n for n in strides[:1] if sides]
+        grids = [*_of_other_grids(base, free, extents[:1], numbers)]
+        grids = grids or [size + n for n in (strides[:1] if sides else [1])]
         near = [size // 2, 3 * size, *grids]
         near = [other for other in dict.fromkeys(near) if other not in (size, 2 * size)]
+        others_tried = False
         for group in dict.fromkeys((tuple(inner), *((axis,) for axis in free[:-3:-1]))) if free else ():
             whole = group == tuple(inner)
             larger = _sized(base, group, 2 * size, sure=whole)
             is_taken = larger is not None and isinstance(attempt(larger), NothingNew | NoneType)
             takes_all &= is_taken or larger is None or all(axis < _SIDES for _, axis in group)
-            if is_taken and whole:
+            if is_taken and not others_tried:
+                others_tried = True
                 closer, others = (
                     [mode for other in sizes if (mode := _sized(base, group, other)) is not None]
                     for sizes in (near, sorted(beyond.difference(near)))

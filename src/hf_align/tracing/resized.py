@@ -35,13 +35,14 @@ def axes_by_size(example: Example) -> Mapping[int, list[tuple[str, int]]]:
 
 
 def resized(example: Example, axes: Sequence[tuple[str, int]], size: int) -> Example | None:
-    """The call with another size of some axes; None where what is not free, as a mask, would have to grow."""
+    """The call with another size of some axes; None where what is not free, as a mask, would have to grow, unless it is
+    one number throughout."""
     if size < 1:
         return None
     arguments = dict(example.arguments)
     for name, axis in axes:
         value = arguments[name]
-        if size > value.shape[axis] and not example.is_free(name):
+        if size > value.shape[axis] and not example.is_free(name) and len(value.unique()) > 1:
             return None
         arguments[name] = value.index_select(axis, torch.arange(size) % value.shape[axis])
     return replace(example, arguments=arguments)

@@ -32,6 +32,9 @@ _LISTS: Mapping[str, tuple[list[Any], ...]] = {
 _UNKNOWN: Mapping[type, tuple[Scalar, ...]] = {str: ("?",), int: (), float: ()}
 """What is watched besides: a word that says nothing may be taken for one that is not given."""
 _OF_WORDS = ("startswith", "endswith", "__contains__")
+_OF_PARTS = ("lower", "upper", "casefold", "capitalize", "title", "swapcase", "strip", "lstrip", "rstrip", "replace",
+             "removeprefix", "removesuffix", "split", "rsplit", "partition", "rpartition", "__getitem__")  # fmt: skip
+"""What is watched of a word as well: the same in other letters, and parts of it."""
 _STEPS = 2
 """From what a line of code knows by name to a table in which it looks something up: `self.config.table`."""
 
@@ -68,10 +71,14 @@ def _farther(default: float) -> float:
     return default / 2 if math.isfinite(default) else 1.0
 
 
-def lists(forward: Callable[..., Any], call: Callable[..., Any], base: Example, name: str) -> Iterator[list[Any]]:
+def lists(forward: Callable[..., Any], call: Callable[..., Any], base: Example, name: str) -> Iterator[Any]:
     """Lists for an argument that takes some, or of which nothing is said: short ones, and one of each value that
-    modelling code looks for in it, or compares its first entry with."""
+    modelling code looks for in it, or compares its first entry with. Of numbers that it has by default, as many
+    others."""
     parameter = inspect.signature(forward).parameters[name]
+    default = parameter.default
+    if isinstance(default, (list, tuple)) and default and all(type(value) in (int, float) for value in default):
+        yield type(default)(value + 2 * place + 1 for place, value in enumerate(default))
     said = _LIST.search(str(parameter.annotation))
     if said is None and not _is_unsaid(parameter):
         return
@@ -138,13 +145,22 @@ def _watched(value: Scalar, seen: list[Scalar]) -> Scalar:
 
         return compare
 
+    def handing(name: str) -> Callable[..., Any]:
+        plain = getattr(kind, name)
+
+        def hand(self: Any, *asked: Any) -> Any:
+            found = plain(self, *asked)
+            return _watched(found, seen) if type(found) is str else type(found)(_watched(part, seen) for part in found)
+
+        return hand
+
     def truth(self: Any) -> bool:
         if kind is not str:
             seen.append(0)
         return bool(kind(self))
 
     asked = [*(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge")), *(_OF_WORDS if kind is str else ())]
-    methods = {name: noting(name) for name in asked}
+    methods = {name: noting(name) for name in asked} | {n: handing(n) for n in (_OF_PARTS if kind is str else ())}
 
     def hashed(self: Any) -> int:
         seen.extend(key for key in looked_up(sys._getframe(1)) if type(key) is kind)
@@ -163,9 +179,13 @@ def looked_up(frame: FrameType) -> Iterator[Any]:
     for _ in range(_STEPS):
         reached = [found for value in reached for name in names for found in _attribute(value, name)]
         known = [*reached, *known]  # what is far away is none of the function's own arguments
-    for table in (*constants_of(code), *known):
+    written = [*constants_of(code)]
+    for table in (*written, *known):
         if isinstance(table, (Mapping, Set)):
             yield from table
+    for keys in written:  # a table that is written out has its keys in one
+        if isinstance(keys, tuple):
+            yield from keys
 
 
 def _attribute(value: Any, name: str) -> Iterable[Any]:

@@ -24,7 +24,7 @@ from hf_align.tracing.asked import asks
 from hf_align.tracing.documented import NOT_ASKED, OF_TEXT, announced_media, documented, documented_width
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
-from hf_align.tracing.in_texts import side_by_side, try_media
+from hf_align.tracing.in_texts import attempt_with_text_for, side_by_side, try_media
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mode import Attempt, Mode, NothingNew, at_its_length, extent, extent_of
 from hf_align.tracing.other_sizes import try_grids, try_sizes
@@ -36,6 +36,8 @@ _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attent
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers")
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads")
 """Config fields that say how many layers there are, and heads in each; of a decoder, others come first."""
+_SIZES = 8
+"""Sizes of weights that a vector may have."""
 _PLAIN = (bool, int, float, str)
 _MASKED = re.compile("(position|(?<=_)input)_ids$")
 
@@ -76,7 +78,8 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
     if has_text:
         found = try_media(model, attempt)
         for mode in found:
-            try_sizes(model, mode.example, extents, attempt, mode.example.arguments)
+            in_text = attempt_with_text_for(model, mode, attempt)
+            try_sizes(model, mode.example, extents, in_text, mode.example.arguments)
             _try_with_media(model, mode, attempt)
         if len(found) > 1:
             attempt(side_by_side(model, found))
@@ -309,6 +312,8 @@ def _guesses(model: PreTrainedModel, name: str, base: Example, extents: Sequence
     yield read.floats(width)
     yield read.floats(length, length)
     yield torch.arange(rows)
+    sizes = sorted({size for weight in model.parameters() for size in weight.shape} - {1})
+    yield from (torch.linspace(0.5, 1.5, size) for size in sizes[:_SIZES])  # a share of each unit
 
 
 def _like(name: str, base: Example) -> Iterator[Tensor]:

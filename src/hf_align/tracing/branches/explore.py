@@ -9,7 +9,6 @@ only fails cannot be taken in this state of the model, and is none.
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections import defaultdict
@@ -17,19 +16,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from hf_align.errors import IncompatibleModels
 from hf_align.tracing.branches.rewritten import Place, Taken
 from hf_align.tracing.branches.taken import Turn
 from hf_align.tracing.mode import Mode
 from hf_align.tracing.program import Program
 from hf_align.tracing.resized import spread
 
-logger = logging.getLogger(__name__)
 _CALLS = 4
 """Calls in which a condition is turned, and the largest: what a branch does may show in some only."""
 _DEEP = 6
 """Conditions that are turned in one call at most."""
-_MOST = 500
-"""Calls with turned conditions at most."""
+_MOST, _MOST_CONDITIONS = 500, 2000
+"""Calls with turned conditions at most; as many more are made only to turn each condition once."""
 _NUMBER = re.compile(r"\d+")
 Answered = tuple[Mode, Program]
 
@@ -43,6 +42,9 @@ def explore(called: Iterable[Answered], run: Callable[[Mode], Program | Taken]) 
     Args:
         called: the calls that a model has answered, with the ways that its code went (`Program.taken`).
         run: what a call computes; if it does not run, the ways that its code went.
+
+    Raises:
+        IncompatibleModels: there are more branches than can be tried.
     """
     seen, tried = _Seen(), 0
     for mode, program in called:
@@ -53,9 +55,10 @@ def explore(called: Iterable[Answered], run: Callable[[Mode], Program | Taken]) 
         work = [(t, seen.calls(t.place)) for t in seen.turns(queue.pop(0))] if is_first else [rest.pop(0)]
         for turn, calls in work:
             for number, mode in enumerate(calls):
-                if tried == _MOST:
-                    logger.warning("%s has more branches than are tried", Path(turn.place.file).name)
+                if tried >= _MOST and not is_first:
                     return
+                if tried >= _MOST_CONDITIONS:
+                    raise IncompatibleModels(f"{Path(turn.place.file).name} has more branches than are tried")
                 tried += 1
                 other = _turned(mode, turn)
                 computed = run(other)

@@ -6,21 +6,15 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from types import MappingProxyType
 
 import torch
 from transformers import GenerationMixin, PreTrainedModel
 
-_BUILT_BY = ("__init__", "__post_init__")
+from hf_align.tracing.branches.changed import READS, Named, bindings
+
 _LOOKED_UP_BY = ("getattr", "hasattr")
-_CHANGES = frozenset({*dir(list), *dir(dict), *dir(set)}.difference(dir(tuple), dir(frozenset), dir(MappingProxyType)))
-"""Methods that change what they are called on."""
-_READS = frozenset(dir(str) + dir(MappingProxyType) + ["to_dict"])
-"""Methods that give the same of the same."""
-Named = ast.FunctionDef | ast.AsyncFunctionDef
 Function = Named | ast.Lambda
 _CALLED_BY_OTHERS = frozenset(dir(PreTrainedModel) + dir(GenerationMixin))
 """What libraries call."""
@@ -32,42 +26,13 @@ class Known:
 
     Attributes:
         modules: the names of the classes whose objects are part of a model: what these hold stays as it was built.
-        set_later: the attributes that are set, or computed, after that.
+        set_later: the attributes that are set, or computed, after that, and variables whose contents change.
         handed: functions with those of their arguments that are the same wherever they are called.
     """
 
     modules: frozenset[str]
     set_later: frozenset[str]
     handed: frozenset[tuple[str, str]] = frozenset()
-
-
-@lru_cache(maxsize=64)
-def set_later(source: str) -> frozenset[str]:
-    """The attributes that are set, or changed, by more than the functions that build their object."""
-    tree, found = ast.parse(source), set[str]()
-    functions = (node for node in ast.walk(tree) if isinstance(node, Named))
-    for node in (node for f in functions if f.name not in _BUILT_BY for node in ast.walk(f)):
-        match node:
-            case ast.Attribute(attr="__dict__") | ast.Name(id="vars"):
-                found |= _held(tree)
-            case ast.Attribute(attr=name, ctx=ast.Store()):
-                found.add(name)
-            case ast.Subscript(value=ast.Attribute(attr=name), ctx=ast.Store()):
-                found.add(name)
-            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=name), attr=method)) if method in _CHANGES:
-                found.add(name)
-            case ast.Call(func=ast.Name(id="setattr") | ast.Attribute(attr="__setattr__"), args=[*_, name, _]):
-                found |= {str(name.value)} if isinstance(name, ast.Constant) else _held(tree)
-    return frozenset(found)
-
-
-def _held(tree: ast.Module) -> set[str]:
-    """The attributes that classes of a file name, and those that the functions which build their objects set."""
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    built = [f for kind in classes for f in kind.body if isinstance(f, Named) and f.name in _BUILT_BY]
-    named = [target for kind in classes for statement in kind.body for target, _ in _bindings(statement)]
-    stored = (node for f in built for node in ast.walk(f) if isinstance(node, ast.Attribute))
-    return {t.id for t in named if isinstance(t, ast.Name)} | {n.attr for n in stored if isinstance(n.ctx, ast.Store)}
 
 
 def with_handed(known: Known, sources: Iterable[str]) -> Known:
@@ -77,6 +42,8 @@ def with_handed(known: Known, sources: Iterable[str]) -> Known:
     nodes = [node for tree in trees for node in ast.walk(tree)]
     named = [node for node in nodes if isinstance(node, Named)]
     mentioned = {n.id if isinstance(n, ast.Name) else n.attr for n in nodes if isinstance(n, (ast.Name, ast.Attribute))}
+    if any(map(_is_by_name, nodes)):
+        return known
     # Of several functions of one name, nothing tells which is called.
     once = {name for name, count in Counter(n.name for n in named).items() if count == 1}
     functions = {n.name: n for n in named if n.name in once & mentioned - _CALLED_BY_OTHERS}
@@ -89,6 +56,16 @@ def with_handed(known: Known, sources: Iterable[str]) -> Known:
             found -= calls.differing
         if found == assumed.handed:
             return assumed
+
+
+def _is_by_name(node: ast.AST) -> bool:
+    """Whether it finds a function under a name that only a call makes."""
+    match node:
+        case ast.Call(
+            func=ast.Name(id="getattr") | ast.Attribute(attr="__getattribute__"), args=[*_, name] | [_, name, _]
+        ):
+            return not isinstance(name, ast.Constant)
+    return False
 
 
 def _is_static(function: Named) -> bool:
@@ -121,32 +98,13 @@ class _Scope:
         body = function.body if isinstance(function.body, list) else [function.body]
         for statement in body:
             for node in ast.walk(statement):
-                for target, value in _bindings(node):
+                for target, value in bindings(node):
                     for name in ast.walk(target):
                         if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
                             scope.bound.setdefault(name.id, []).append(value)
                 if isinstance(node, (ast.MatchAs, ast.MatchStar, ast.ExceptHandler)) and node.name is not None:
                     scope.bound.setdefault(node.name, []).append(None)
         return scope
-
-
-def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """What a statement binds, and to what."""
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            match target, node.value:
-                case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
-                    yield from zip(targets, values, strict=True)
-                case _:
-                    yield target, node.value
-    elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
-        yield node.target, node.value
-    elif isinstance(node, (ast.For, ast.comprehension)):
-        yield node.target, node.iter
-    elif isinstance(node, ast.AugAssign):
-        yield node.target, None
-    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-        yield node.optional_vars, None
 
 
 class InScopes(ast.NodeTransformer):
@@ -214,13 +172,13 @@ class InScopes(ast.NodeTransformer):
             case ast.Call(func=ast.Name(id=name)):
                 return hasattr(builtins, name) and name not in (*_LOOKED_UP_BY, "vars", "next", "globals", "locals")
             case ast.Call(func=ast.Attribute(attr=name)):
-                return name in _READS
+                return name in READS
             case ast.Name(id=name, ctx=ast.Load()):
                 return self._is_fixed_name(name, asked)
         return not isinstance(node, (ast.Call, ast.Await, ast.Yield, ast.YieldFrom))
 
     def _is_fixed_name(self, name: str, asked: frozenset[str]) -> bool:
-        if name in self._declared:
+        if name in self._declared or name in self._known.set_later:
             return False
         for scope in reversed(self._scopes):
             if name in scope.given:

@@ -1,8 +1,8 @@
 """The source of a Python module, in which a function is asked for each condition that a call may decide.
 
-A condition is what `if`, `while`, `… if … else …` and comprehensions test, what stands before `and` and `or`, a case of
-plain values, any other comparison, whether a `range` has a number, and whether a `try` fails. One that depends on
-nothing but how the model was built goes the same way in every call, and stays as it is.
+A condition is what `if`, `while`, `… if … else …` and comprehensions test, what stands before `and` and `or`, a case,
+any other comparison or question of a kind, whether a `range` has a number, and whether a `try` fails. One
+that depends on nothing but how the model was built goes the same way in every call, and stays as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from hf_align.tracing.branches.fixed import InScopes, Known
 
 ASKED, _MATCHED = "__hf_align_asked__", "__hf_align_matched__"
 """What the function is called in the rewritten code, and what a case is compared with."""
+_QUESTIONS = ("isinstance", "issubclass", "hasattr", "callable", "bool", "any", "all")
+"""Functions that answer yes or no."""
 Kind = Literal["test", "loop", "value", "assertion"]
 
 
@@ -58,19 +60,43 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def _equal(pattern: ast.pattern) -> ast.expr | None:
-    """The comparison that a pattern of plain values stands for; None for any other."""
-    matched = ast.Name(_MATCHED, ast.Load())
+def _matches(pattern: ast.pattern, value: ast.expr) -> ast.expr | None:
+    """The condition under which a value matches a pattern, which binds what that does; None where none is known."""
+    parts = list[ast.expr | None]()
     match pattern:
-        case ast.MatchValue(value=value):
-            return ast.Compare(matched, [ast.Eq()], [value])
+        case ast.MatchValue(value=plain):
+            return ast.Compare(value, [ast.Eq()], [plain])
         case ast.MatchSingleton(value=single):
-            return ast.Compare(matched, [ast.Is()], [ast.Constant(single)])
+            return ast.Compare(value, [ast.Is()], [ast.Constant(single)])
         case ast.MatchOr(patterns=patterns):
-            found = [_equal(each) for each in patterns]
-            known = [each for each in found if each is not None]
-            return ast.BoolOp(ast.Or(), list[ast.expr](known)) if len(known) == len(found) else None
-    return None
+            either = [_matches(each, value) for each in patterns]
+            known = [each for each in either if each is not None]
+            return ast.BoolOp(ast.Or(), list[ast.expr](known)) if len(known) == len(either) else None
+        case ast.MatchAs(pattern=within, name=name):
+            bound = value if name is None else ast.NamedExpr(ast.Name(name, ast.Store()), value)
+            parts = [ast.Tuple([bound], ast.Load()), *([] if within is None else [_matches(within, value)])]
+        case ast.MatchSequence(patterns=patterns) if not any(isinstance(each, ast.MatchStar) for each in patterns):
+            length = ast.Compare(_call("len", value), [ast.Eq()], [ast.Constant(len(patterns))])
+            kinds = ast.Tuple([ast.Name(kind, ast.Load()) for kind in ("tuple", "list")], ast.Load())
+            parts = [_call("isinstance", value, kinds), length]
+            parts += [_matches(p, ast.Subscript(value, ast.Constant(i), ast.Load())) for i, p in enumerate(patterns)]
+        case ast.MatchMapping(keys=keys, patterns=patterns, rest=None):
+            parts = [_call("isinstance", value, ast.Name("dict", ast.Load()))]
+            for key, each in zip(keys, patterns, strict=True):
+                held = ast.Subscript(value, key, ast.Load())
+                parts += [ast.Compare(key, [ast.In()], [value]), _matches(each, held)]
+        case ast.MatchClass(cls=kind, patterns=[], kwd_attrs=names, kwd_patterns=patterns):
+            parts = [_call("isinstance", value, kind)]
+            for name, each in zip(names, patterns, strict=True):
+                parts += [_matches(each, ast.Attribute(value, name, ast.Load()))]
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return None
+    return ast.BoolOp(ast.And(), list[ast.expr](known)) if len(known) > 1 else known[0]
+
+
+def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
 class _Asking(InScopes, ast.NodeTransformer):
@@ -122,14 +148,16 @@ class _Asking(InScopes, ast.NodeTransformer):
         return node
 
     def visit_Match(self, node: ast.Match) -> ast.AST:
-        """A case of plain values as a comparison."""
+        """A case as a condition."""
         is_fixed = self.is_fixed(node.subject)
         guards = [None if case.guard is None else self._condition(case.guard) for case in node.cases]
         for case in node.cases:
             case.guard = None
         self.generic_visit(node)
         for case, guard in zip(node.cases, guards, strict=True):
-            equal = None if is_fixed else _equal(case.pattern)
+            holds_always = isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
+            matched = ast.Name(_MATCHED, ast.Load())
+            equal = None if is_fixed or holds_always else _matches(case.pattern, matched)
             asked = [] if equal is None else [self._asked(ast.copy_location(equal, case.pattern))]
             if equal is not None:
                 case.pattern = ast.MatchAs(name=_MATCHED)
@@ -143,12 +171,28 @@ class _Asking(InScopes, ast.NodeTransformer):
         raised = list[ast.stmt]()
         for handler in node.handlers:
             kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-            for kind in kinds[:1]:  # some catch nothing
-                error = ast.Raise(kind or ast.Name("Exception", ast.Load()))
-                never = ast.copy_location(ast.Constant(False), handler)
-                raised.append(ast.If(self._asked(never), [error], []))
+            raised += [self._raised(kind, handler) for kind in kinds[:1]]  # some catch nothing
         node.body = [*raised, *node.body]
         return node
+
+    def visit_With(self, node: ast.With) -> ast.AST:
+        """As a `try` where errors are suppressed."""
+        self.generic_visit(node)
+        for item in node.items:
+            match item.context_expr:
+                case ast.Call(func=ast.Name(id="suppress") | ast.Attribute(attr="suppress"), args=[kind, *_]):
+                    node.body = [self._raised(kind, kind), *node.body]
+        return node
+
+    def _raised(self, kind: ast.expr | None, at: ast.expr | ast.ExceptHandler) -> ast.stmt:
+        never = ast.copy_location(ast.Constant(False), at)
+        return ast.If(self._asked(never), [ast.Raise(kind or ast.Name("Exception", ast.Load()))], [])
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """A question of a kind that something may be chosen by."""
+        if isinstance(node.func, ast.Name) and node.func.id in _QUESTIONS:
+            return self._leaf(node, "value")
+        return self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         """A comparison that a table, a product or another function may decide by."""
@@ -180,7 +224,7 @@ class _Asking(InScopes, ast.NodeTransformer):
 
     def _leaf(self, test: ast.expr, kind: Kind) -> ast.expr:
         is_fixed = self.is_fixed(test)
-        visited: Any = self.generic_visit(test) if isinstance(test, ast.Compare) else self.visit(test)
+        visited: Any = self.generic_visit(test) if isinstance(test, (ast.Compare, ast.Call)) else self.visit(test)
         return cast(ast.expr, visited) if is_fixed else self._asked(visited, kind)
 
     def _has_fixed(self, test: ast.expr) -> bool:

@@ -21,7 +21,8 @@ import torch
 import transformers
 from torch import nn
 
-from hf_align.tracing.branches.fixed import Known, set_later, with_handed
+from hf_align.tracing.branches.changed import set_later
+from hf_align.tracing.branches.fixed import Known, with_handed
 from hf_align.tracing.branches.rewritten import ASKED, Place, Taken, rewritten
 from hf_align.tracing.own_code import files_of
 
