@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from traps import branching as code
+from traps import made
 from traps.test_asked import once
 from traps.trap import Calls, Trap, both, cases, check, forward, ids_of, lengths, of_code
 
@@ -70,6 +71,7 @@ TRAPS = [
     of_code(code.ShapedTower, lengths(47, 20)),
     of_code(code.CompiledTower, both(texts(10, 7), texts(20, 5))),
     replace(of_code(code.ScriptedTower, texts(36, 7)), may_refuse=True),
+    replace(of_code(made.MadeTower, lengths(47, 20)), may_refuse=True),
     Trap("asking", of_code(code.AskingTower, lengths(7)).build, both(lengths(7), texts(10, 7)), may_refuse=True),
 ]
 

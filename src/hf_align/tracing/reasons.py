@@ -62,6 +62,8 @@ def reason(error: BaseException) -> str:
     if is_about_numbers(error):
         return f"{where or 'its code'} {NEEDS_NUMBERS}"
     lines = str(error).strip().splitlines()
+    if isinstance(error, KeyError) and "weakref" in str(error):
+        return f"{where or 'its code'} does something that is not followed, in another thread or by torch.func"
     kind = "it does not run" if isinstance(error, DoesNotRunError) else type(error).__name__
     found = f"{kind}: {lines[0]}" if lines else kind
     loops = "; torch.vmap does less than the same written out" if "vmap" in found else ""
