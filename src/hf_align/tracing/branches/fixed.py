@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -42,11 +43,11 @@ def with_handed(known: Known, sources: Iterable[str]) -> Known:
     nodes = [node for tree in trees for node in ast.walk(tree)]
     named = [node for node in nodes if isinstance(node, Named)]
     mentioned = {n.id if isinstance(n, ast.Name) else n.attr for n in nodes if isinstance(n, (ast.Name, ast.Attribute))}
-    if any(map(_is_by_name, nodes)):
-        return known
+    made = [names for names in map(_by_name, nodes) if names is not None]
     # Of several functions of one name, nothing tells which is called.
     once = {name for name, count in Counter(n.name for n in named).items() if count == 1}
-    functions = {n.name: n for n in named if n.name in once & mentioned - _CALLED_BY_OTHERS}
+    known_by_name = {name for name in once if any(re.fullmatch(names, name) for names in made)}
+    functions = {n.name: n for n in named if n.name in once & mentioned - _CALLED_BY_OTHERS - known_by_name}
     found = frozenset((n.name, a.arg) for n in functions.values() for a in (*n.args.args, *n.args.kwonlyargs))
     while True:
         assumed = replace(known, handed=found)
@@ -58,14 +59,13 @@ def with_handed(known: Known, sources: Iterable[str]) -> Known:
             return assumed
 
 
-def _is_by_name(node: ast.AST) -> bool:
-    """Whether it finds a function under a name that only a call makes."""
+def _by_name(node: ast.AST) -> str | None:
+    """The names, as a regular expression, under which an object looks up a method of its own."""
     match node:
-        case ast.Call(
-            func=ast.Name(id="getattr") | ast.Attribute(attr="__getattribute__"), args=[*_, name] | [_, name, _]
-        ):
-            return not isinstance(name, ast.Constant)
-    return False
+        case ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id="self" | "cls"), name, *_]):
+            parts = name.values if isinstance(name, ast.JoinedStr) else [name]
+            return "".join(re.escape(str(p.value)) if isinstance(p, ast.Constant) else ".*" for p in parts)
+    return None
 
 
 def _is_static(function: Named) -> bool:
