@@ -401,9 +401,8 @@ def program_and_weights(module: nn.Module, x: Tensor) -> tuple[Program, dict[str
     weights = {n: p.detach() for n, p in module.named_parameters()}
     inputs = {nodes[k]: "x" for k in signature.user_inputs}
     shapes = {n: tuple(p.shape) for n, p in weights.items()}
-    return Program(
-        PretrainedConfig(), exported.graph, names, inputs, shapes, {}, {}, {}, Example({"x": x}, {})
-    ), weights
+    example, read = Example({"x": x}, {}), frozenset(shapes)
+    return Program(PretrainedConfig(), exported.graph, names, inputs, shapes, {}, {}, {}, example, opened=read), weights
 
 
 @pytest.mark.parametrize("between", [nn.GELU(), nn.Softmax(-1)], ids=["alone", "seen by all"])

@@ -159,6 +159,17 @@ TRAPS = [
         **{**_SIZES, "num_hidden_layers": 3, "tie_word_embeddings": True}, lru_width=12, attention_window_size=8,
         conv1d_width=3, block_types=["recurrent", "attention"], attention_bias=True)),
         both(lengths(), lengths(12, attention_mask=begins_late)), may_refuse=True),
+    Trap("xmod of three languages", native("XmodForMaskedLM", t.XmodConfig(
+        **{**_SIZES, "pad_token_id": 1, "tie_word_embeddings": True}, languages=["a", "b", "c"], default_language="a",
+        adapter_reduction_factor=2)),
+        both(lengths(), lengths(7, lang_ids=torch.tensor([2, 0])), lengths(7, lang_ids=torch.tensor([1, 2])))),
+    Trap("deepseek v4 beyond its rate", native("DeepseekV4ForCausalLM", t.DeepseekV4Config(
+        **{**_SIZES, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 512},
+        moe_intermediate_size=6, q_lora_rank=8, num_experts_per_tok=2, n_routed_experts=4, n_shared_experts=1,
+        layer_types=["heavily_compressed_attention", "sliding_attention"], sliding_window=5, partial_rotary_factor=0.5,
+        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}, hc_mult=2,
+        hc_sinkhorn_iters=3, o_groups=2, o_lora_rank=8, index_n_heads=2, index_head_dim=8, index_topk=3,
+        mlp_layer_types=["hash_moe", "moe"])), lengths(7, 130, 301)),
     Trap("speech", native("SpeechT5ForTextToSpeech", t.SpeechT5Config(
         vocab_size=23, hidden_size=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=10, decoder_ffn_dim=12, encoder_max_relative_position=6,

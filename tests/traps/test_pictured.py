@@ -145,6 +145,13 @@ TRAPS = [
         image_size=(32, 48), **_SWIN)), sizes((32, 48), (64, 96), (40, 48), (36, 44), (36, 36))),
     Trap("swinv2 of tall pictures", native("Swinv2ForImageClassification", transformers.Swinv2Config(
         image_size=(32, 48), **_SWIN)), sizes((32, 48), (64, 96), (40, 48), (36, 44), (36, 36))),
+    Trap("ovis2 with marks", native("Ovis2ForConditionalGeneration", transformers.Ovis2Config(
+        vision_config=dict(image_size=16, patch_size=4, vocab_size=20, hidden_stride=2, num_visual_indicator_tokens=5,
+                           qkv_bias=True, mlp_bias=True, **_SIZES),
+        text_config=dict(model_type="qwen2", vocab_size=60, num_key_value_heads=2, **_SIZES), image_token_id=50,
+        visual_indicator_token_ids=[51, 52, 53, 54, 55], vocab_size=60, hidden_size=_SIZES["hidden_size"])),
+        both(lengths(), given("bare", input_ids=_with(50, 50, 50, 50), pixel_values=noise(1, 3, 16, 16)),
+             given("marked", input_ids=_with(51, 50, 50, 50, 50, 53), pixel_values=noise(1, 3, 16, 16)))),
     Trap("granite speech", native("GraniteSpeechForConditionalGeneration", transformers.GraniteSpeechConfig(
         text_config=dict(model_type="granite", vocab_size=100, num_key_value_heads=2, pad_token_id=0, bos_token_id=1,
                          eos_token_id=2, **_SIZES),

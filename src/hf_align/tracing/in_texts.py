@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from hf_align.tracing.alternatives import first_that_runs
 from hf_align.tracing.documented import OF_TEXT, announced_media
+from hf_align.tracing.fields import parts
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mending import vectors_made, with_places
 from hf_align.tracing.mode import Attempt, Mode
@@ -42,6 +43,19 @@ def attempt_with_text_for(model: PreTrainedModel, media: Mode, attempt: Attempt)
         return attempt(replace(sized, example=example))
 
     return with_text
+
+
+def with_marks(model: PreTrainedModel, media: Mode) -> Mode | None:
+    """A text with media in it, and each token that a list in the config names, as what stands around a picture; None
+    where there is no such list."""
+    lists = (v for part in parts(model.config) for k, v in vars(part).items() if k.endswith("_token_ids"))
+    marks = {token: 1 for each in lists if isinstance(each, (list, tuple)) for token in each if type(token) is int}
+    if not marks or media.announced is None:
+        return None
+    _, token = media.announced
+    places = {token: int((media.example.arguments["input_ids"] == token).sum()), **marks}
+    example = with_places(model, media.example.arguments, places)
+    return replace(media, name=f"{media.name} and marks around it", example=example)
 
 
 def side_by_side(model: PreTrainedModel, media: Sequence[Mode]) -> Mode:

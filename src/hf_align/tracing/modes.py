@@ -140,7 +140,7 @@ def find_modes(
         found.append((mode, program))
         return None
 
-    longer = list(_longer(model, base.example))
+    longer = list(_longer(model, base))
     for mode in longer:
         attempt(mode)
     try_ways(model, base.example, extents, attempt)
@@ -350,14 +350,14 @@ def _reads(program: Program) -> set[tuple[str, bool]]:
     return uses | {(name, False) for name in program.parameters.values()}
 
 
-def _longer(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
-    """The first call's arguments with more tokens, beyond each number that the code may compare with how many there
-    are; by two tokens, so that one less is beyond it, too."""
-    if not base.tokens:
+def _longer(model: PreTrainedModel, program: Program) -> Iterator[Mode]:
+    """A call's arguments with more tokens, beyond each number that the code may compare with how many there are; by two
+    tokens, so that one less is beyond it, too."""
+    if not (base := program.example).tokens:
         return
     room = positions(model.config) or LONGEST
     lengths = [extent(base)[1]]
-    for threshold in sorted(numbers_in_code(model) | _windows(model)):
+    for threshold in sorted(numbers_in_code(model) | _windows(model, program)):
         beyond = min(threshold + 2, room, LONGEST)
         if lengths[-1] <= threshold + 1 and beyond > threshold:
             lengths.append(beyond)
@@ -367,9 +367,9 @@ def _longer(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
             yield at_its_length(Mode(example.said, example))
 
 
-def _windows(model: PreTrainedModel) -> set[int]:
-    """Small numbers in a config that may limit how far a position sees: any of them, where no matrix has that size."""
-    sizes = {size for p in model.parameters() for size in p.shape}
+def _windows(model: PreTrainedModel, program: Program) -> set[int]:
+    """Small numbers in a config that may limit how far a position sees: any, where no matrix that is read has it."""
+    sizes = {size for name in program.opened for size in program.shapes[name]}
     found = {n for part in parts(model.config) for value in vars(part).values() for n in _whole_numbers(value)}
     return {n for n in found - sizes if LEAST <= n <= LONGEST}
 

@@ -57,7 +57,8 @@ class Program:
         example: the arguments that it was traced with.
         candidate: their number among `first_calls`.
         modes: the calls that it consists of, by name.
-        opened: the parameters that some op reads, be it for nothing that is returned.
+        opened: the parameters that some op reads, be it for nothing that is returned; but not for nothing at all, which
+            is what a tensor without entries holds.
         taken: the conditions of the model's own code that were met, and whether they held.
         idle: products by masks that hide only what nobody sees -> what they multiply, which could stand in their place.
     """

@@ -37,6 +37,7 @@ from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
 from hf_align.tracing.reasons import NOT_ITS_OWN, DoesNotRunError, is_about_numbers, needs_numbers, reason
 from hf_align.tracing.record import SwallowedQuestionError, record
+from hf_align.tracing.shown import shown_by
 from hf_align.tracing.small.field_roles import ROOMY, TINY
 from hf_align.tracing.small.shrink import depth_of, shrink
 from hf_align.tracing.tokens import announcing_tokens
@@ -361,7 +362,8 @@ def _program(
         if node.op == "call_function" and "_assert" in str(node.target):
             graph.erase_node(node)
     return_answers(model, graph)
-    opened = frozenset(parameters[n] for n in parameters if n.users)
+    shown = shown_by(graph)
+    opened = frozenset(parameters[n] for n in parameters if n.users and n in shown)
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))  # also of dropout, which does nothing
     alive = set(graph.nodes)
     saved = inventory(model)

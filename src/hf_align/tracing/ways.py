@@ -24,7 +24,7 @@ from hf_align.tracing.asked import asks
 from hf_align.tracing.documented import NOT_ASKED, OF_TEXT, announced_media, documented, documented_width
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
-from hf_align.tracing.in_texts import attempt_with_text_for, side_by_side, try_media
+from hf_align.tracing.in_texts import attempt_with_text_for, side_by_side, try_media, with_marks
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mode import Attempt, Mode, NothingNew, at_its_length, extent, extent_of
 from hf_align.tracing.other_sizes import try_grids, try_sizes
@@ -81,6 +81,8 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
             in_text = attempt_with_text_for(model, mode, attempt)
             try_sizes(model, mode.example, extents, in_text, mode.example.arguments)
             _try_with_media(model, mode, attempt)
+            if (marked := with_marks(model, mode)) is not None:
+                attempt(marked)
         if len(found) > 1:
             attempt(side_by_side(model, found))
 

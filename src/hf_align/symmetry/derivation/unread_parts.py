@@ -20,7 +20,7 @@ _SHOWS = (
 
 
 def pin_unread_parts(found: Interpretation) -> None:
-    """Pin every atom of a weight that is read only by ops that show other parts of it."""
+    """Pin every atom of a weight that is read only by ops that show other parts of it, or to compute nothing."""
     read = {
         atom.root.space.serial
         for node in found.program.graph.nodes
@@ -29,12 +29,12 @@ def pin_unread_parts(found: Interpretation) -> None:
         for axis in _axes(found, operand)
         for atom in axis.root.atoms
     }
+    unread = {*found.program.unread}
     for name, weight in found.weights.items():
-        if name not in found.program.unread:
-            for axis in weight.axes:
-                for atom in axis.root.atoms:
-                    if atom.root.space.serial not in read:
-                        lower(atom, FIXED, Evidence("unread", "no traced call reads it", "", ""))
+        for axis in weight.axes:
+            for atom in axis.root.atoms:
+                if name in unread or atom.root.space.serial not in read:
+                    lower(atom, FIXED, Evidence("unread", "no traced call reads it", "", ""))
 
 
 def _axes(found: Interpretation, node: fx.Node) -> Iterator[Axis]:
