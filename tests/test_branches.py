@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from hf_align.tracing.branches.changed import set_later
 from hf_align.tracing.branches.taken import Turn, branching, brought
 
 _CODE = """
@@ -179,3 +180,26 @@ def test_a_turned_call_leaves_nothing_behind(tmp_path: Path, capsys: pytest.Capt
         )
         with branching(model, [Turn(place, None)]):
             assert model(x).equal(-x)
+
+
+@pytest.mark.parametrize(
+    ("body", "changed"),
+    [
+        ("_STATE['n'] = x", "_STATE"),
+        ("kept = self.kept\n        kept['n'] = x", "kept"),
+        ("self.held['a']['n'] = x", "held"),
+        ("self.recent.appendleft(x)", "recent"),
+        ("self.many.fill_(x)", "many"),
+        ("_MODE.set(x)", "_MODE"),
+        ("operator.setitem(self.noted, 'n', x)", "noted"),
+        ("dict.update(self.table, n=x)", "table"),
+        ("for each in self.parts.values():\n            each['n'] = x", "parts"),
+        ("outer(self.store, x)", "store"),
+        ("self.scale = x", "scale"),
+    ],
+)
+def test_what_is_changed_under_another_name_is_changed(body: str, changed: str) -> None:
+    handing = "def outer(one, x):\n    inner(one, x)\ndef inner(other, x):\n    other['n'] = x\n"
+    source = f"class Model:\n    def forward(self, x):\n        {body}\n        return self.weight.get('w') or self.bias\n"
+    assert changed in (found := set_later(handing + source)) and not found & {"weight", "bias"}
+    assert changed not in set_later(handing + source.replace("forward", "__init__"))

@@ -28,8 +28,11 @@ def try_sizes(
     model: PreTrainedModel, base: Example, extents: Sequence[int], attempt: Attempt, names: Collection[str]
 ) -> bool:
     """Try pictures, sounds and states of other sizes: twice as large along all axes that are as long, and along each of
-    the last two alone; where a model takes that, half and three times as large, too, in other grids, or by one stride
-    more where no grid is known, and beyond what the code may compare a number of places with.
+    the last two alone; what a model takes first it is given near that size as well, and beyond what the code may
+    compare a number of places with.
+
+    Near a size are half of it and three times as much; of a picture also other grids, or one stride more where no grid
+    is known; of a sound or of states one vector more, which a window or a stride may not divide.
 
     Args:
         names: of the arguments that are made larger.
@@ -45,11 +48,9 @@ def try_sizes(
         inner = [(name, axis) for name, axis in axes if axis and name not in base.tokens]
         free = [(name, axis) for name, axis in inner if base.is_free(name) and name in names]
         beyond = {size * ((n + 1) // places + 1) for n in numbers for places in (size, *extents[:1])} - {size, 2 * size}
-        sides = any(axis >= _SIDES for _, axis in free)
-        grids = [*_of_other_grids(base, free, extents[:1], numbers)]
-        grids = grids or [size + n for n in (strides[:1] if sides else [1])]
-        near = [size // 2, 3 * size, *grids]
-        near = [other for other in dict.fromkeys(near) if other not in (size, 2 * size)]
+        more = strides[:1] if any(axis >= _SIDES for _, axis in free) else [1]
+        grids = [*_of_other_grids(base, free, extents[:1], numbers)] or [size + n for n in more]
+        near = [n for n in dict.fromkeys((size // 2, 3 * size, *grids)) if n not in (size, 2 * size)]
         others_tried = False
         for group in dict.fromkeys((tuple(inner), *((axis,) for axis in free[:-3:-1]))) if free else ():
             whole = group == tuple(inner)

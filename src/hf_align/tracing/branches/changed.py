@@ -34,26 +34,20 @@ Named = ast.FunctionDef | ast.AsyncFunctionDef
 @lru_cache(maxsize=64)
 def set_later(source: str) -> frozenset[str]:
     """The attributes and variables that are set, or changed, by more than the functions that build their object."""
-    tree, found = ast.parse(source), set[str]()
+    tree = ast.parse(source)
     functions = [node for node in ast.walk(tree) if isinstance(node, Named) and node.name not in BUILT_BY]
-    handed = dict[str, set[str]]()
-    for function in functions:
-        for node in ast.walk(function):
-            found |= _set(node, tree)
-            for changed in _changed(node):
-                found |= (names := _names(changed, function))
-                handed.setdefault(function.name, set()).update(names.intersection(_arguments(function)))
-    while True:
-        more = set[str]()
-        for function in functions:
-            for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
-                if handed.get(_called(call)):
-                    names = set().union(*(_names(value, function) for value in (*call.args, *_values(call))))
-                    handed.setdefault(function.name, set()).update(names.intersection(_arguments(function)))
-                    more |= names
-        if more <= found:
-            return frozenset(found)
-        found |= more
+    parts = [(function, node) for function in functions for node in ast.walk(function)]
+    found = set[str]().union(*(_set(node, tree) for _, node in parts))
+    changed = [(function, value) for function, node in parts for value in _changed(node)]
+    changing = set[str]()
+    while changed:
+        named = [(function, _names(value, function)) for function, value in changed]
+        found.update(*(names for _, names in named))
+        more = {function.name for function, names in named if names & _arguments(function)} - changing
+        changing |= more  # what such a function is handed, it changes, too
+        calls = [(function, node) for function, node in parts if isinstance(node, ast.Call) and _called(node) in more]
+        changed = [(function, value) for function, call in calls for value in (*call.args, *_values(call))]
+    return frozenset(found)
 
 
 def bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
