@@ -200,6 +200,6 @@ def test_a_turned_call_leaves_nothing_behind(tmp_path: Path, capsys: pytest.Capt
 )
 def test_what_is_changed_under_another_name_is_changed(body: str, changed: str) -> None:
     handing = "def outer(one, x):\n    inner(one, x)\ndef inner(other, x):\n    other['n'] = x\n"
-    source = f"class Model:\n    def forward(self, x):\n        {body}\n        return self.weight.get('w') or self.bias\n"
+    source = f"class Model:\n    def forward(self, x):\n        {body}\n        return self.weight.get('w', self.bias)"
     assert changed in (found := set_later(handing + source)) and not found & {"weight", "bias"}
     assert changed not in set_later(handing + source.replace("forward", "__init__"))
