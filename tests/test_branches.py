@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from array import array
+from collections import UserDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ import torch
 from torch import nn
 
 from hf_align.tracing.branches.changed import set_later
+from hf_align.tracing.branches.fixed import Known
+from hf_align.tracing.branches.rewritten import ASKED, rewritten
 from hf_align.tracing.branches.taken import Turn, branching, brought
 
 _CODE = """
@@ -203,3 +208,33 @@ def test_what_is_changed_under_another_name_is_changed(body: str, changed: str) 
     source = f"class Model:\n    def forward(self, x):\n        {body}\n        return self.weight.get('w', self.bias)"
     assert changed in (found := set_later(handing + source)) and not found & {"weight", "bias"}
     assert changed not in set_later(handing + source.replace("forward", "__init__"))
+
+
+_CASES = """
+def told(value):
+    match value:
+        case [1, second]:
+            return second
+        case {"n": 2, "m": held}:
+            return held
+        case complex(real=3.0):
+            return "a number"
+        case str():
+            return "a word"
+        case (_, (a, 5) | (5, a)) as whole:
+            return a, len(whole)
+    return None
+"""
+
+
+def test_cases_with_parts_go_the_way_they_are_written() -> None:
+    known = Known(frozenset(), frozenset())
+    (asking,) = [new for old, new in rewritten(_CASES, "own.py", known).items() if old.co_name == "told"]
+    plain = dict[str, Any]()
+    exec(_CASES, plain)
+    told = plain["told"]
+    turned = FunctionType(asking, {ASKED: lambda place, value: value})
+    values = [[1, 2], (1, 3), deque([1, 4]), array("i", [1, 5]), range(1, 3), "12", b"12", {"n": 2, "m": 6}, {"n": 2},
+              UserDict(n=2, m=7), {1: 2}, 3 + 0j, 4 + 0j, 3.0, (0, (8, 5)), (0, (5, 9)), (0, "85"), None]  # fmt: skip
+    for value in values:
+        assert turned(value) == told(value), value

@@ -1,8 +1,8 @@
 """The source of a Python module, in which a function is asked for each condition that a call may decide.
 
 A condition is what `if`, `while`, `… if … else …` and comprehensions test, what stands before `and` and `or`, a case,
-any other comparison or question of a kind, whether a `range` has a number, and whether a `try` fails. One
-that depends on nothing but how the model was built goes the same way in every call, and stays as it is.
+any other comparison or question of a kind, whether a `range` has a number, and whether a `try` fails. One that depends
+on nothing but how the model was built goes the same way in every call, and stays as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from hf_align.tracing.branches.fixed import InScopes, Known
 
 ASKED, _MATCHED = "__hf_align_asked__", "__hf_align_matched__"
 """What the function is called in the rewritten code, and what a case is compared with."""
+_SEQUENCE, _MAPPING = 1 << 5, 1 << 6
+"""Flags of classes that a case with parts takes for a sequence or a mapping."""
 _QUESTIONS = ("isinstance", "issubclass", "hasattr", "callable", "bool", "any", "all")
 """Functions that answer yes or no."""
 Kind = Literal["test", "loop", "value", "assertion"]
@@ -77,22 +79,28 @@ def _matches(pattern: ast.pattern, value: ast.expr) -> ast.expr | None:
             parts = [ast.Tuple([bound], ast.Load()), *([] if within is None else [_matches(within, value)])]
         case ast.MatchSequence(patterns=patterns) if not any(isinstance(each, ast.MatchStar) for each in patterns):
             length = ast.Compare(_call("len", value), [ast.Eq()], [ast.Constant(len(patterns))])
-            kinds = ast.Tuple([ast.Name(kind, ast.Load()) for kind in ("tuple", "list")], ast.Load())
-            parts = [_call("isinstance", value, kinds), length]
+            parts = [_is_of(value, _SEQUENCE), length]
             parts += [_matches(p, ast.Subscript(value, ast.Constant(i), ast.Load())) for i, p in enumerate(patterns)]
         case ast.MatchMapping(keys=keys, patterns=patterns, rest=None):
-            parts = [_call("isinstance", value, ast.Name("dict", ast.Load()))]
+            parts = [_is_of(value, _MAPPING)]
             for key, each in zip(keys, patterns, strict=True):
                 held = ast.Subscript(value, key, ast.Load())
                 parts += [ast.Compare(key, [ast.In()], [value]), _matches(each, held)]
         case ast.MatchClass(cls=kind, patterns=[], kwd_attrs=names, kwd_patterns=patterns):
             parts = [_call("isinstance", value, kind)]
             for name, each in zip(names, patterns, strict=True):
-                parts += [_matches(each, ast.Attribute(value, name, ast.Load()))]
+                has = _call("hasattr", value, ast.Constant(name))
+                parts += [has, _matches(each, ast.Attribute(value, name, ast.Load()))]
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
         return None
     return ast.BoolOp(ast.And(), list[ast.expr](known)) if len(known) > 1 else known[0]
+
+
+def _is_of(value: ast.expr, kind: int) -> ast.expr:
+    """Whether a value is a sequence, or a mapping, as cases see it (PEP 634)."""
+    flags = ast.Attribute(ast.Attribute(value, "__class__", ast.Load()), "__flags__", ast.Load())
+    return ast.BinOp(flags, ast.BitAnd(), ast.Constant(kind))
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:
