@@ -19,6 +19,9 @@ SMALL = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 12, "num_hidde
          "num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}  # fmt: skip
 CONFIGS = {
     "mixtral": MixtralConfig(**SMALL, architectures=["MixtralForCausalLM"]),
+    "mixtral that answers a loss first": MixtralConfig(
+        **SMALL, output_router_logits=True, architectures=["MixtralForCausalLM"]
+    ),
     "gpt-oss": GptOssConfig(**SMALL, head_dim=4, num_experts_per_tok=2, architectures=["GptOssForCausalLM"]),
 }
 

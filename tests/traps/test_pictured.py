@@ -27,6 +27,12 @@ def of(name: str) -> Trap:
     return Trap(name, custom(kind, image_size=8, num_channels=3, patch_size=4), calls, may_refuse=True)
 
 
+def at_layers(*layers: int) -> Calls:
+    """A text with a picture, as some layers of the tower see it."""
+    read = {"input_ids": torch.tensor([[1, *17 * [21], 5, 6]]), "pixel_values": noise(1, 3, 16, 16)}
+    return both(*(given(f"layer {n}", **read, vision_feature_layer=n) for n in layers))
+
+
 def boxes(ids: Tensor) -> Tensor:
     corner = torch.arange(ids.shape[1])[None, :, None] * 7 % 100
     return torch.cat([corner, corner + 1, corner + 20, corner + 9], -1).expand(len(ids), -1, -1)
@@ -145,6 +151,13 @@ TRAPS = [
         image_size=(32, 48), **_SWIN)), sizes((32, 48), (64, 96), (40, 48), (36, 44), (36, 36))),
     Trap("swinv2 of tall pictures", native("Swinv2ForImageClassification", transformers.Swinv2Config(
         image_size=(32, 48), **_SWIN)), sizes((32, 48), (64, 96), (40, 48), (36, 44), (36, 36))),
+    Trap("llava of other layers", native("LlavaForConditionalGeneration", transformers.LlavaConfig(
+        text_config={"model_type": "llama", "vocab_size": 24, "hidden_size": 16, "intermediate_size": 20,
+                     "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2},
+        vision_config={"model_type": "clip_vision_model", "hidden_size": 12, "intermediate_size": 20,
+                       "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 16, "patch_size": 4},
+        image_token_index=21, vision_feature_layer=-2, vision_feature_select_strategy="full", image_seq_length=17)),
+        at_layers(-2, -1, 1)),
     Trap("ovis2 with marks", native("Ovis2ForConditionalGeneration", transformers.Ovis2Config(
         vision_config=dict(image_size=16, patch_size=4, vocab_size=20, hidden_stride=2, num_visual_indicator_tokens=5,
                            qkv_bias=True, mlp_bias=True, **_SIZES),

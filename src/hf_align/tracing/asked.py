@@ -158,7 +158,9 @@ def _rarer(name: str, base: Example) -> Iterator[Ask]:
         yield Ask(f"{name} with gaps", ({name: ((places < length // 3) | (places > length // 2)).long()},))
     elif name.endswith("position_ids"):
         yield Ask(f"{name} that begin anew", ({name: places % max(1, length // 2)},))
-        yield Ask(f"{name} (3-d)", ({name: torch.stack([places, places // 2, places % 3])},))
+        for texts in ((), (places,)):  # some models number a text besides what stands in it
+            several = torch.stack([*texts, places, places // 2, places % 3])
+            yield Ask(f"{name} (3-d, {len(several)})", ({name: several},))
     elif name.endswith("pixel_mask"):
         for count, _, height, width in (t.shape for t in _pictures(base)[:1]):
             mask = torch.ones(count, height, width, dtype=torch.long)

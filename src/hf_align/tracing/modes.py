@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
-from unittest.mock import patch
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -22,9 +21,9 @@ from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.alike import is_part_of, run_alike, turn_alike
 from hf_align.tracing.asked import with_losses
 from hf_align.tracing.branches.compiled import require_one_way
-from hf_align.tracing.branches.explore import explore
+from hf_align.tracing.branches.explore import Failed, explore
 from hf_align.tracing.branches.rewritten import Taken
-from hf_align.tracing.branches.taken import branching, brought
+from hf_align.tracing.branches.taken import branching, brought, refuses
 from hf_align.tracing.build import inventory
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
@@ -39,8 +38,9 @@ from hf_align.tracing.own_code import code_of
 from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import is_about_numbers, reason
 from hf_align.tracing.resized import LEAST, LONGEST, numbers_in_code, spread
-from hf_align.tracing.small.asked_copy import SmallCopy, has_answer, small_copy
-from hf_align.tracing.steps import asking_for_a_cache, handed_on, last_tokens
+from hf_align.tracing.small.asked_copy import SmallCopy, small_copy
+from hf_align.tracing.small.turned_copy import answers_turned, is_changed
+from hf_align.tracing.steps import stepped
 from hf_align.tracing.trace import export_call, trace_call, trace_first_call, trace_module
 from hf_align.tracing.ways import owners_of, positions, together, try_parts, try_together, try_ways
 
@@ -57,8 +57,6 @@ _EXACT = 8
 """Texts that are as long as a number in a model's own code says, at most."""
 _MANY = (12, 24)
 """Texts, and tokens of each, of a large call."""
-_LARGE = 64.0
-"""Weights that are so much larger bring what is computed to limits that code may set."""
 Found = tuple[Mode, Program]
 TRACED: dict[str, dict[str, Program]] = {}
 """By the digests of plain modules, and the names of their calls."""
@@ -70,7 +68,7 @@ def trace_mode(model: PreTrainedModel, mode: Mode) -> Program:
     Raises:
         Exception: whatever the model raises.
     """
-    with branching(model, mode.turned_at) as taken, mode.prepared(model), _stepped(model, mode):
+    with branching(model, mode.turned_at) as taken, mode.prepared(model), stepped(model, mode):
         try:
             program = trace_call(model, mode.example)
         except Exception as error:  # whatever the model raises
@@ -78,10 +76,6 @@ def trace_mode(model: PreTrainedModel, mode: Mode) -> Program:
                 raise
             program = export_call(model, mode.example)
     return replace(program, taken=taken)
-
-
-def _stepped(model: PreTrainedModel, mode: Mode) -> AbstractContextManager[None]:
-    return _in_two_steps(model) if mode.goes_on else nullcontext()
 
 
 def trace_modes(model: PreTrainedModel, calls: Sequence[GivenCall] = (), *, length: int = _LENGTH) -> Program:
@@ -259,21 +253,21 @@ def _with_other_branches(
     if not brought(model):
         return []
 
-    def run(mode: Mode) -> Program | Taken:
+    def run(mode: Mode) -> Program | Failed:
         alike = copy if copy is not None and mode.extent == extent(copy.example) else None
         runs, taken = False, Taken()
-        if alike is not None and _on_copy(alike, replace(mode, turned_at=()))[0]:
-            answers, taken = _on_copy(alike, mode)
+        if alike is not None and isinstance(answers_turned(alike, replace(mode, turned_at=()))[0], list):
+            answers, taken = answers_turned(alike, mode)
+            if isinstance(answers, Exception):
+                return Failed(taken, refuses(model, answers, taken))
             runs = bool(answers)
-            if not runs:
-                return taken
         program = _answer(model, mode, base)
         if isinstance(program, Program):
             return program
-        if alike is not None and runs and is_about_numbers(program) and _is_changed(alike, mode):
+        if alike is not None and runs and is_about_numbers(program) and is_changed(alike, mode):
             said = f"{type(model).__name__} answers otherwise in a call ({mode.name}) that cannot be traced"
             raise IncompatibleModels(f"{said}: {reason(program)}")
-        return taken
+        return Failed(taken, runs or isinstance(program, NothingNew) or refuses(model, program, taken))
 
     answers = ((mode, _answer(model, mode, base)) for mode in (plain, *_unusual(model, base.example)))
     first, *large = [(mode, program) for mode, program in answers if isinstance(program, Program)] or [found[0]]
@@ -296,22 +290,6 @@ def _unusual(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
         example = at_length(base, length, rows)
         if example is not None:
             yield at_its_length(Mode(example.said, example))
-
-
-def _on_copy(copy: SmallCopy, mode: Mode, times: float = 1.0) -> tuple[list[Tensor], Taken]:
-    """What a small copy answers to a call, nothing where it refuses it, and the ways that its code goes."""
-    answers = list[Tensor]()
-    with suppress(RuntimeError), branching(copy.model, mode.turned_at) as taken, _stepped(copy.model, mode):
-        answers = copy.answers(mode, times)
-    return answers, taken
-
-
-def _is_changed(copy: SmallCopy, mode: Mode) -> bool:
-    """Whether a small copy answers otherwise than where no condition is turned, be it with large weights: some
-    branches keep what is computed below a limit."""
-    plain = replace(mode, turned_at=())
-    answers = ((_on_copy(copy, mode, times)[0], _on_copy(copy, plain, times)[0]) for times in (1.0, _LARGE))
-    return any(bool(before) and not has_answer(after, before[0]) for after, before in answers)
 
 
 @contextmanager
@@ -381,20 +359,3 @@ def _whole_numbers(value: Any) -> Iterator[int]:
     elif isinstance(value, (list, tuple, Mapping)):
         for entry in value.values() if isinstance(value, Mapping) else value:
             yield from _whole_numbers(entry)
-
-
-@contextmanager
-def _in_two_steps(model: PreTrainedModel) -> Iterator[None]:
-    """Make `forward` two calls: all tokens but the last, then the last with what the first call returned."""
-    forward = model.forward
-    flags = asking_for_a_cache(forward)
-
-    def twice(**arguments: Any) -> Any:
-        main = last_tokens(arguments)
-        first = forward(**{**arguments, main: arguments[main][:, :-1]}, **flags)
-        kept = handed_on(forward, first, arguments)
-        second = forward(**{**arguments, main: arguments[main][:, -1:]}, **kept, **flags)
-        return tuple(next(v for v in output.values() if isinstance(v, Tensor)) for output in (first, second))
-
-    with patch.object(model, "forward", twice):
-        yield

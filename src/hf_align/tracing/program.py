@@ -106,8 +106,9 @@ class Program:
 
     @property
     def output(self) -> fx.Node:
-        """The tensor that the model is judged by: the first of the interface."""
-        return self.interface[0]
+        """The tensor that the model is judged by: the first of the interface, but for a loss that stands before it."""
+        values = (node for node in self.interface if node.meta["val"].dim())
+        return next(values, self.interface[0])
 
     @cached_property
     def _farther(self) -> dict[fx.Node, Any]:

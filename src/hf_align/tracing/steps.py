@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from hf_align.tracing.mode import Turned
+from hf_align.tracing.mode import Mode, Turned
 
 _KEEPS = ("use_cache", "use_mems")
 
@@ -64,3 +67,24 @@ def _part(arguments: Mapping[str, Any], main: str, which: slice) -> dict[str, An
         return value[:, : which.stop] if name.endswith("mask") else value[:, which]
 
     return {name: part(name, value) for name, value in arguments.items()}
+
+
+@contextmanager
+def stepped(model: PreTrainedModel, mode: Mode) -> Iterator[None]:
+    """While `forward` is two calls if a mode goes on: all tokens but the last, then the last with what the first call
+    returned."""
+    if not mode.goes_on:
+        yield
+        return
+    forward = model.forward
+    flags = asking_for_a_cache(forward)
+
+    def twice(**arguments: Any) -> Any:
+        main = last_tokens(arguments)
+        first = forward(**{**arguments, main: arguments[main][:, :-1]}, **flags)
+        kept = handed_on(forward, first, arguments)
+        second = forward(**{**arguments, main: arguments[main][:, -1:]}, **kept, **flags)
+        return tuple(next(v for v in output.values() if isinstance(v, Tensor)) for output in (first, second))
+
+    with patch.object(model, "forward", twice):
+        yield

@@ -22,6 +22,8 @@ _MOST = 6
 """Values of one argument that are tried."""
 _KINDS = (str, int, float)
 _LIST = re.compile(r"(?:list|tuple|sequence)\[(int|float|bool|str)\b", re.IGNORECASE)
+_SEVERAL = re.compile(r"(?:list|tuple|sequence)\[\w*\]", re.IGNORECASE)
+_WORD, _NO_KIND = re.compile(r"\w+"), {"None", "NoneType", "Optional", "Union", "typing"}
 _LISTS: Mapping[str, tuple[list[Any], ...]] = {
     "int": ([0], [1], [0, 1, 2, 3]),
     "float": ([1.0], [0.5, 0.5]),
@@ -125,10 +127,10 @@ def constants_of(code: CodeType) -> Iterator[object]:
 
 
 def is_said(parameter: inspect.Parameter, kind: type) -> bool:
-    """Whether an argument that is not given by default is said to be of a kind, and of no other."""
-    said = str(parameter.annotation).replace(" ", "")
-    return parameter.default is None and said in (f"{kind.__name__}|None", f"Optional[{kind.__name__}]",
-                                                  f"typing.Optional[{kind.__name__}]")  # fmt: skip
+    """Whether an argument that is not given by default is said to be of a kind, or one or several of it, and of no
+    other."""
+    said = _SEVERAL.sub("", str(parameter.annotation))
+    return parameter.default is None and {*_WORD.findall(said)} - _NO_KIND == {kind.__name__}
 
 
 def _watched(value: Scalar, seen: list[Scalar]) -> Scalar:

@@ -71,7 +71,7 @@ def try_ways(model: PreTrainedModel, base: Example, extents: Sequence[int], atte
         if of_one_size and _is_flag(asked[name]):  # what makes a table of places fit other pictures
             try_grids(_with(model, base, {name: not asked[name].default}), extents, attempt)
     for name in _not_given(model, base):
-        for value in scalars(model.forward, model, base, name):
+        for value in _in_words(model, base, name):
             attempt(Mode(f"{main} with {_said(name, value)}", _with(model, base, {name: value})))
     for ask in asks(model, base):
         first_that_answers(ask.modes(base), attempt)
@@ -101,12 +101,23 @@ def _not_given(model: PreTrainedModel, base: Example) -> list[str]:
     return [name for name in asked if name not in base.arguments and not NOT_ASKED.search(name)]
 
 
+def _in_words(model: PreTrainedModel, base: Example, name: str) -> Iterator[Any]:
+    """Words and numbers for an argument; and others than a config has under its name, which is where a model finds what
+    it is not given."""
+    for held in (vars(part).get(name) for part in parts(model.config)):
+        if type(held) is int:
+            yield from (held + 1, held - 1)
+        elif isinstance(held, (list, tuple)) and held and all(type(value) is int for value in held):
+            yield from ([value + step for value in held] for step in (1, -1))
+    yield from scalars(model.forward, model, base, name)
+
+
 def _try_with_media(model: PreTrainedModel, mode: Mode, attempt: Attempt) -> None:
     """Try a text with media in it and one flag, word or number more: some act on nothing but media."""
     asked = inspect.signature(model.forward).parameters
     for name in _not_given(model, mode.example):
         flags = [not asked[name].default] if isinstance(asked[name].default, bool) else []
-        for value in flags or scalars(model.forward, model, mode.example, name):
+        for value in flags or _in_words(model, mode.example, name):
             given = _with(model, mode.example, {name: value})
             attempt(replace(mode, name=f"{mode.name} with {_said(name, value)}", example=given))
 

@@ -1,9 +1,9 @@
 """Weights that no traced call reads: what an unseen call may do with them must stay as it is.
 
-Such a weight meets activations of its own sizes, or two of half its size side by side, or those of all layers: one
-number for each head of each layer. So it stands still itself, and so does every space along which the model has an axis
-of one of these sizes; a gauge that changes such an activation is left out. Where no code of the model so much as names
-the weight, it meets nothing.
+Such a weight meets activations of its own sizes, or several smaller ones side by side, as of the pixels of a square, or
+those of all layers: one number for each head of each layer. So it stands still itself, and so does every space along
+which the model has an axis of one of these sizes; a gauge that changes such an activation is left out. Where no code of
+the model so much as names the weight, it meets nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from hf_align.symmetry.pin import pin
 from hf_align.symmetry.spec import SymmetrySpec, size_of
 from hf_align.tracing.named import never_named
 from hf_align.tracing.program import Evidence
+
+_SIDE_BY_SIDE = 16
+"""Activations that a weight takes as one, at most: pixels of a square of four by four."""
 
 
 def without_unseen(
@@ -43,7 +46,7 @@ def without_unseen(
     whole = {size for name in meeting for size in spec.shape(name) if size > 1}
     if not whole:
         return spec
-    sizes = whole | {size // 2 for size in whole if size % 2 == 0 and size > 2}
+    sizes = {size // count for size in whole for count in range(1, _SIDE_BY_SIDE + 1) if size % count == 0} - {1}
     met = dict.fromkeys(
         space
         for axes in spec.parameters.values()

@@ -9,12 +9,14 @@ only fails cannot be taken in this state of the model, and is none.
 
 from __future__ import annotations
 
+import linecache
 import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from hf_align.errors import IncompatibleModels
 from hf_align.tracing.branches.rewritten import Place, Taken
@@ -29,11 +31,26 @@ _DEEP = 6
 """Conditions that are turned in one call at most."""
 _MOST, _MOST_CONDITIONS = 500, 2000
 """Calls with turned conditions at most; as many more are made only to turn each condition once."""
+_NOTED = ("assertion", "reached")
+"""Kinds of conditions that are not turned, only noted."""
+_INSTEAD = "write the model without it, or merge with --match none"
 _NUMBER = re.compile(r"\d+")
 Answered = tuple[Mode, Program]
 
 
-def explore(called: Iterable[Answered], run: Callable[[Mode], Program | Taken]) -> Iterator[Answered]:
+class Failed(NamedTuple):
+    """A call that does not run.
+
+    Attributes:
+        taken: the ways that its code went.
+        is_refused: whether this code says so itself.
+    """
+
+    taken: Taken
+    is_refused: bool
+
+
+def explore(called: Iterable[Answered], run: Callable[[Mode], Program | Failed]) -> Iterator[Answered]:
     """Turn each condition that went one way in all calls, and those that are met behind it.
 
     Of the calls in which one is turned, the first and the largest that run are modes, and those whose code goes a way
@@ -41,10 +58,10 @@ def explore(called: Iterable[Answered], run: Callable[[Mode], Program | Taken]) 
 
     Args:
         called: the calls that a model has answered, with the ways that its code went (`Program.taken`).
-        run: what a call computes; if it does not run, the ways that its code went.
+        run: what a call computes, or how it fails.
 
     Raises:
-        IncompatibleModels: there are more branches than can be tried.
+        IncompatibleModels: there are more branches than can be tried, or one that cannot be.
     """
     seen, tried = _Seen(), 0
     for mode, program in called:
@@ -56,14 +73,16 @@ def explore(called: Iterable[Answered], run: Callable[[Mode], Program | Taken]) 
         for turn, calls in work:
             for number, mode in enumerate(calls):
                 if tried >= _MOST and not is_first:
-                    return
+                    queue, rest = [], []
+                    break
                 if tried >= _MOST_CONDITIONS:
                     raise IncompatibleModels(f"{Path(turn.place.file).name} has more branches than are tried")
                 tried += 1
                 other = _turned(mode, turn)
                 computed = run(other)
                 if not isinstance(computed, Program):
-                    queue += seen.meet(other, computed)
+                    queue += seen.meet(other, computed.taken)
+                    seen.failed(turn.place, computed)
                     continue
                 known = seen.places()
                 is_new = seen.note(other, computed)
@@ -73,6 +92,7 @@ def explore(called: Iterable[Answered], run: Callable[[Mode], Program | Taken]) 
                 if is_first:
                     rest.append((turn, calls[number + 1 :]))
                     break
+    seen.require_both_ways()
 
 
 class _Seen:
@@ -81,25 +101,48 @@ class _Seen:
     def __init__(self) -> None:
         self._met = defaultdict[Place, list[Mode]](list)
         self._ways = defaultdict[Place, defaultdict[str, set[bool]]](lambda: defaultdict(set))
+        self._failed, self._refused = dict[Place, None](), set[Place]()
 
     def note(self, mode: Mode, program: Program) -> bool:
         """Note a call; whether some condition was met or went a way for the first time, but for those it turns."""
         turned, is_new = {turn.place for turn in mode.turned_at}, False
-        for (place, site), held in program.taken.items():
+        taken = {at: held for at, held in program.taken.items() if at[0].kind != "assertion"}
+        for (place, site), held in taken.items():
             is_new |= place not in turned and not held <= self._ways[place][site]
             self._ways[place][site] |= held
-        for place in dict.fromkeys(place for place, _ in program.taken):
+        for place in dict.fromkeys(place for place, _ in taken):
             self._met[place].append(mode)
         return is_new
 
     def meet(self, mode: Mode, taken: Taken) -> list[Place]:
         """Note the conditions that only a call has met which does not run: another way may."""
-        first = [place for place, _ in taken if place not in self._met]
+        first = [place for place, _ in taken if place not in self._met and place.kind not in _NOTED]
         for (place, site), held in taken.items():
             if place in first:
                 self._ways[place][site] |= held
                 self._met[place] = [mode]
         return [*dict.fromkeys(first)]
+
+    def failed(self, place: Place, failed: Failed) -> None:
+        """Note a call that does not run where a condition is turned."""
+        self._failed[place] = None
+        if failed.is_refused:
+            self._refused.add(place)
+
+    def require_both_ways(self) -> None:
+        """See that each condition went both ways in some calls, but for those that others decide, and those where the
+        code itself refuses to go the other way.
+
+        Raises:
+            IncompatibleModels: one did not.
+        """
+        for place in self._met:
+            ways = set[bool]().union(*self._ways[place].values())
+            is_tried = place.kind != "reached" and place not in self._failed
+            if is_tried or place in self._refused or place.is_decided_before or len(ways) > 1:
+                continue
+            if place.kind not in ("loop", "count") or True not in ways:  # each has something to go through
+                raise IncompatibleModels(_untried(place))
 
     def places(self) -> list[Place]:
         return [*self._met]
@@ -115,6 +158,8 @@ class _Seen:
         """For all modules at once, where all went one way; else for those that went one way where another layer, and no
         other part of a model, went the other."""
         ways = self._ways[place]
+        if place.kind == "reached":
+            return
         if len(set[bool]().union(*ways.values())) == 1:
             yield Turn(place, None)
             return
@@ -125,6 +170,14 @@ class _Seen:
             sites = [s for s, held in ways.items() if held == {way} and len(parts[_NUMBER.sub("#", s)]) == 2]
             if sites:
                 yield Turn(place, frozenset(sites))
+
+
+def _untried(place: Place) -> str:
+    said, line = f"{Path(place.file).name}:{place.line}", linecache.getline(place.file, place.line).strip()
+    if place.kind == "reached":
+        return f"{said}: no call that was tried gets past `{line}`, so what follows is unknown; {_INSTEAD}"
+    return (f"{said}: `{line}` goes the same way in every call that was tried, and fails when it is made to go "
+            f"the other way; {_INSTEAD}")  # fmt: skip
 
 
 def _turned(mode: Mode, turn: Turn) -> Mode:

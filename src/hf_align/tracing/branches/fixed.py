@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
 from hf_align.tracing.branches.changed import READS, Named, bindings
@@ -72,17 +73,25 @@ def _is_static(function: Named) -> bool:
     return any(isinstance(n, ast.Name) and n.id == "staticmethod" for n in function.decorator_list)
 
 
+def _is_part_of_model(argument: ast.arg, known: Known) -> bool:
+    """Whether an argument is declared to be a module."""
+    match argument.annotation:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Constant(value=str(name)):
+            return name == nn.Module.__name__ or name in known.modules
+    return False
+
+
 def _declared(tree: ast.Module) -> frozenset[str]:
     """The names of a file that functions set which do not own them."""
     return frozenset(n for node in ast.walk(tree) if isinstance(node, (ast.Global, ast.Nonlocal)) for n in node.names)
 
 
 @dataclass(frozen=True)
-class _Scope:
+class Scope:
     """What is known of the names in a function.
 
     Attributes:
-        given: its arguments, but for the object whose method it is.
+        given: its arguments, but for the object whose method it is, and for modules.
         bound: the other names -> what they are bound to; None where that is not a plain value.
     """
 
@@ -90,11 +99,12 @@ class _Scope:
     bound: dict[str, list[ast.expr | None]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, function: Function, *, is_method: bool, handed: frozenset[str] = frozenset()) -> _Scope:
+    def of(cls, function: Function, known: Known, *, is_method: bool, handed: frozenset[str] = frozenset()) -> Scope:
         arguments = function.args
         named = [*arguments.posonlyargs, *arguments.args]
         others = [*arguments.kwonlyargs, *(a for a in (arguments.vararg, arguments.kwarg) if a is not None)]
-        scope = cls(frozenset(a.arg for a in (*named[1 if is_method else 0 :], *others)) - handed)
+        given = [a for a in (*named[1 if is_method else 0 :], *others) if not _is_part_of_model(a, known)]
+        scope = cls(frozenset(a.arg for a in given) - handed)
         body = function.body if isinstance(function.body, list) else [function.body]
         for statement in body:
             for node in ast.walk(statement):
@@ -116,7 +126,7 @@ class InScopes(ast.NodeTransformer):
 
     def __init__(self, tree: ast.Module, known: Known) -> None:
         self._known, self._declared = known, _declared(tree)
-        self._scopes: list[_Scope] = []
+        self._scopes: list[Scope] = []
         self._within: list[str] = []
         self._is_method = False
 
@@ -135,17 +145,18 @@ class InScopes(ast.NodeTransformer):
         return self._function(node)
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        return self._inside(node, _Scope.of(node, is_method=False))
+        return self._inside(node, Scope.of(node, self._known, is_method=False))
 
     def _function(self, node: Named) -> ast.AST:
         handed = frozenset(argument for function, argument in self._known.handed if function == node.name)
-        scope = _Scope.of(node, is_method=self._is_method and not _is_static(node), handed=handed)
+        is_method = self._is_method and not _is_static(node)
+        scope = Scope.of(node, self._known, is_method=is_method, handed=handed)
         self._within += [node.name, "<locals>"]
         self._inside(node, scope)
         del self._within[-2:]
         return node
 
-    def _inside(self, node: Function, scope: _Scope) -> ast.AST:
+    def _inside(self, node: Function, scope: Scope) -> ast.AST:
         before, self._is_method = self._is_method, False
         self._scopes.append(scope)
         self.generic_visit(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import io
 import linecache
@@ -107,7 +108,10 @@ class _Asking:
         """What a condition says."""
         place = Place(*at)
         if place.kind == "assertion":
-            return value if not self._turns else True
+            if not self._turns:
+                return value
+            self.taken |= {} if value else {(place, self._site(sys._getframe(1))): frozenset((False,))}
+            return True
         if place.kind == "value" and type(value) is not bool:
             return value
         holds, site = bool(value), self._site(sys._getframe(1))
@@ -122,7 +126,7 @@ class _Asking:
 
     def _is_turned(self, place: Place, site: str) -> bool:
         """Whether a condition is turned here; one that keeps a loop running, every other time."""
-        if place not in self._turns:
+        if place not in self._turns or place.kind == "reached":
             return False
         sites = self._turns[place]
         found = (sites is None or site in sites) and not (place.kind == "loop" and place in self._turned_last)
@@ -194,6 +198,28 @@ def brought(model: nn.Module) -> list[ModuleType]:
     modules = [sys.modules[name] for name in sorted(files_of(model))]
     files = [(module, getattr(module, "__file__", None)) for module in modules]
     return [m for m, file in files if file is not None and not str(Path(file).resolve()).startswith(INSTALLED)]
+
+
+def refuses(model: nn.Module, error: BaseException, taken: Taken) -> bool:
+    """Whether a call fails because the code of a model says so, by an error that it raises or by an assertion."""
+    files = {str(module.__file__) for module in brought(model)}
+    return any(place.kind == "assertion" for place, _ in taken) or any(_is_raised(e, files) for e in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _is_raised(error: BaseException, files: Collection[str]) -> bool:
+    """Whether an error comes from a `raise` in one of some files."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    if at is None or at.tb_frame.f_code.co_filename not in files:
+        return False
+    return dis.opname[at.tb_frame.f_code.co_code[at.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _functions(model: nn.Module) -> Functions:

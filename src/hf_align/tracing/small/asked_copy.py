@@ -92,9 +92,17 @@ class SmallCopy:
             times: how much larger its weights are.
         """
         try:
-            return _answers(self._results(mode, times), self._name)
+            return self.answers_of(mode, times)
         except Exception:  # models refuse arguments in as many ways as there are models
             return []
+
+    def answers_of(self, mode: Mode, times: float = 1.0) -> list[Tensor]:
+        """What may be the answer to a call.
+
+        Raises:
+            Exception: whatever the model raises.
+        """
+        return _answers(self._results(mode, times), self._name)
 
     def _results(self, mode: Mode, times: float = 1.0) -> Any:
         with mode.prepared(self.model):

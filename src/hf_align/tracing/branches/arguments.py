@@ -1,0 +1,158 @@
+"""Whether nothing but the arguments that a call is given, and other conditions, decide a condition.
+
+It asks whether an argument is given, of which kind it is, or how many dimensions it has; or whether a variable has been
+set, which is as other conditions have gone.
+"""
+
+from __future__ import annotations
+
+import ast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hf_align.tracing.branches.changed import READS
+from hf_align.tracing.branches.fixed import InScopes, Known
+
+_QUESTIONS = ("isinstance", "issubclass", "hasattr", "callable")
+_LOOKS_UP = ("getattr", "next")
+_OF_TENSORS, _OF_TORCH = frozenset(dir(Tensor)), frozenset(dir(torch) + dir(functional))
+_DIMENSIONS = ("dim", "ndim")
+
+
+class OfArguments(InScopes):
+    """Goes through a file, and knows in each function what it was handed."""
+
+    def __init__(self, tree: ast.Module, known: Known) -> None:
+        super().__init__(tree, known)
+        imports = (
+            n for n in ast.walk(tree) if isinstance(n, ast.Import) or (isinstance(n, ast.ImportFrom) and not n.level)
+        )
+        self._imported = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
+
+    def is_decided_before(self, test: ast.expr) -> bool:
+        """Whether nothing but arguments that are given, and other conditions, decide a condition."""
+        match test:
+            case ast.UnaryOp(op=ast.Not(), operand=operand) | ast.Call(func=ast.Name(id="bool"), args=[operand]):
+                return self.is_decided_before(operand)
+            case ast.BoolOp(values=parts):
+                return any(map(self.is_decided_before, parts))
+            case ast.Compare(left=value, ops=[ast.Is() | ast.IsNot()]):
+                return self._is_argument(value, or_something=True)
+            case ast.Compare(left=ast.Constant(), ops=[ast.In() | ast.NotIn()], comparators=[value]):
+                return self._is_argument(value)
+            case ast.Compare(left=value, comparators=[ast.Constant(value=held)]) if _tells_kind(value):
+                return (isinstance(held, str) or not isinstance(value, ast.Name)) and self._is_argument(value)
+            case ast.Compare(left=value, comparators=[other]):
+                return _is_dtype(other) or self._asks_for_dimensions(value, other)
+            case ast.Call(func=ast.Name(id=name)) if name in _QUESTIONS:
+                return True
+            case ast.Call(func=called, args=[], keywords=[]) if self._is_of_package(called):
+                return True
+        return _tells_kind(test) and self._is_argument(test)
+
+    def _is_of_package(self, called: ast.expr) -> bool:
+        """Whether a function was imported from an installed package: what it says of nothing, it says in each call."""
+        match called:
+            case ast.Attribute(value=owner):
+                return self._is_of_package(owner)
+            case ast.Name(id=name):
+                return name in self._imported
+        return False
+
+    def _asks_for_dimensions(self, value: ast.expr, other: ast.expr) -> bool:
+        asked = _of_which_dimensions(value)
+        is_number = isinstance(other, ast.Constant) or _of_which_dimensions(other) is not None
+        return asked is not None and is_number and self._is_argument(asked)
+
+    def _is_argument(self, value: ast.expr, asked: frozenset[str] = frozenset(), *, or_something: bool = False) -> bool:
+        """Whether a value is an argument, part of one, or one of several.
+
+        Args:
+            or_something: or what is not None for certain.
+        """
+        match value:
+            case ast.Name(id=name):
+                return self._is_argument_name(name, asked, or_something)
+            case ast.Attribute(value=owner) | ast.Call(func=ast.Attribute(value=owner)):
+                return self._is_argument(owner, asked)
+            case ast.Subscript(value=owner) | ast.Call(func=ast.Name(id="getattr"), args=[owner, *_]):
+                return self._is_argument(owner, asked)
+            case ast.IfExp(body=first, orelse=second):
+                return self._is_one_of([first, second], asked, or_something)
+            case ast.BoolOp(values=values):
+                return self._is_one_of(values, asked, or_something)
+        return False
+
+    def _is_argument_name(self, name: str, asked: frozenset[str], or_something: bool) -> bool:
+        for scope in reversed(self._scopes):
+            if name in scope.given:
+                return True
+            if name in scope.bound:
+                bound = scope.bound[name]
+                known = [value for value in bound if value is not None]
+                is_known = or_something or len(known) == len(bound)  # what is added to is something
+                return name in asked or (is_known and self._is_one_of(known, asked | {name}, or_something))
+        return False
+
+    def _is_one_of(self, values: list[ast.expr], asked: frozenset[str], or_something: bool) -> bool:
+        """Whether all of them are arguments, or conditions that are asked for, or the same in every call; and
+        some are not the same."""
+        differing = [value for value in values if not self.is_fixed(value, asked)]
+        return bool(differing) and all(
+            self._is_argument(value, asked, or_something=or_something)
+            or isinstance(value, ast.Compare)
+            or self.is_decided_before(value)
+            or (or_something and self._is_something(value))
+            for value in differing
+        )
+
+    def _is_something(self, value: ast.expr) -> bool:
+        """Whether a value is not None: what torch computes, or the model's own code."""
+        match value:
+            case ast.Call(func=ast.Name(id=name)):
+                return name not in _LOOKS_UP
+            case ast.Call(func=ast.Attribute(value=owner, attr=name)):
+                return name in _OF_TENSORS | _OF_TORCH or (name not in READS and self._is_own(owner))
+            case ast.Call(func=called):
+                return self._is_own(called)
+            case ast.Subscript(slice=index):
+                return any(isinstance(part, (ast.Slice, ast.Constant)) for part in ast.walk(index))
+            case ast.IfExp(body=first, orelse=second):
+                return self._is_something(first) and self._is_something(second)
+        return not isinstance(value, (ast.Name, ast.Attribute, ast.Constant, ast.BoolOp, ast.Await))
+
+    def _is_own(self, value: ast.expr) -> bool:
+        """Whether a value belongs to the object whose method this is."""
+        match value:
+            case ast.Attribute(value=owner) | ast.Subscript(value=owner):
+                return self._is_own(owner)
+            case ast.Name(id=name):
+                return name in ("self", "cls")
+        return False
+
+
+def _tells_kind(value: ast.expr) -> bool:
+    """Whether the truth of what belongs to an argument is no number of a tensor."""
+    match value:
+        case ast.Attribute(value=owner, attr=name) | ast.Call(func=ast.Attribute(value=owner, attr=name)):
+            return name not in _OF_TENSORS and _tells_kind(owner)
+    return True
+
+
+def _is_dtype(value: ast.expr) -> bool:
+    match value:
+        case ast.Attribute(value=ast.Name(id=torch.__name__), attr=name):
+            return isinstance(getattr(torch, name, None), torch.dtype)
+    return False
+
+
+def _of_which_dimensions(value: ast.expr) -> ast.expr | None:
+    """What the number of dimensions of is asked for."""
+    match value:
+        case ast.Attribute(value=owner, attr=name) | ast.Call(func=ast.Attribute(value=owner, attr=name)):
+            return owner if name in _DIMENSIONS else None
+        case ast.Call(func=ast.Name(id="len"), args=[ast.Attribute(value=owner, attr="shape")]):
+            return owner
+    return None
