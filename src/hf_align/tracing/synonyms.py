@@ -24,4 +24,6 @@ def plainly(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         return _SHAPED_LIKE[func], (args[0], [*args[1].shape])
     if func is torch.ops.aten.narrow.Tensor and not isinstance(args[2], FakeTensor):
         return torch.ops.aten.narrow.default, (*args[:2], int(args[2]), args[3])
+    if func is torch.ops.aten.linear.default and args[1].dim() == 1 and len(args) == 2:  # to one number
+        return torch.ops.aten.matmul.default, args
     return func, args

@@ -28,6 +28,7 @@ from hf_align.tracing.in_texts import attempt_with_text_for, side_by_side, try_m
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mode import Attempt, Mode, NothingNew, at_its_length, extent, extent_of
 from hf_align.tracing.other_sizes import try_grids, try_sizes
+from hf_align.tracing.own_code import code_of
 from hf_align.tracing.watched import is_said, scalars
 
 _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attention_hidden_size", "hidden_size",
@@ -102,21 +103,40 @@ def _not_given(model: PreTrainedModel, base: Example) -> list[str]:
 
 
 def _in_words(model: PreTrainedModel, base: Example, name: str) -> Iterator[Any]:
-    """Words and numbers for an argument; and others than a config has under its name, which is where a model finds what
-    it is not given."""
+    """Words and numbers for an argument, and others than the config has under its name."""
+    yield from _other_than_in_config(model, name)
+    if name in inspect.signature(model.forward).parameters:
+        yield from scalars(model.forward, model, base, name)
+
+
+def _other_than_in_config(model: PreTrainedModel, name: str) -> Iterator[Any]:
+    """The numbers beside the one that a config has under the name of an argument, or lists of them: it is where a model
+    finds what it is not given."""
     for held in (vars(part).get(name) for part in parts(model.config)):
         if type(held) is int:
             yield from (held + 1, held - 1)
         elif isinstance(held, (list, tuple)) and held and all(type(value) is int for value in held):
             yield from ([value + step for value in held] for step in (1, -1))
-    yield from scalars(model.forward, model, base, name)
+
+
+def _handed_on(model: PreTrainedModel) -> list[str]:
+    """The arguments that `forward` takes without naming them and a method of the model names, with a value in the
+    config."""
+    named = inspect.signature(model.forward).parameters
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in named.values()):
+        return []
+    methods = [code for code in code_of(model) if code.co_varnames[:1] == ("self",) and code.co_name != "__init__"]
+    taken = dict.fromkeys(
+        n for code in methods for n in code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    )
+    return [name for name in taken if name not in named and any(_other_than_in_config(model, name))]
 
 
 def _try_with_media(model: PreTrainedModel, mode: Mode, attempt: Attempt) -> None:
     """Try a text with media in it and one flag, word or number more: some act on nothing but media."""
     asked = inspect.signature(model.forward).parameters
-    for name in _not_given(model, mode.example):
-        flags = [not asked[name].default] if isinstance(asked[name].default, bool) else []
+    for name in (*_not_given(model, mode.example), *_handed_on(model)):
+        flags = [not asked[name].default] if name in asked and isinstance(asked[name].default, bool) else []
         for value in flags or _in_words(model, mode.example, name):
             given = _with(model, mode.example, {name: value})
             attempt(replace(mode, name=f"{mode.name} with {_said(name, value)}", example=given))
