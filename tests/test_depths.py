@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3nTextConfig,
     GPTNeoXConfig,
+    LlamaConfig,
     MixtralConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -210,5 +211,20 @@ def test_a_config_that_needs_all_of_its_layers_is_asked_whole_whether_it_can_be_
         layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=5, max_position_embeddings=32,
         architectures=["Gemma3nForCausalLM"],
     )  # fmt: skip
+    both = tied_alike(("a", "b"), (config, untied(config)), None)
+    assert [each.tie_word_embeddings for each in both] == [False, False]
+
+
+class _NeedsThree(LlamaConfig):
+    """Refuses to be made of two layers, as one whose lists must be as long as something else."""
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(**kwargs)
+        if self.num_hidden_layers < 3:
+            raise ValueError("there must be three layers")
+
+
+def test_a_config_that_refuses_two_layers_is_asked_whole_whether_it_can_be_untied() -> None:
+    config = _NeedsThree(**tiny_llama(num_hidden_layers=3, tie_word_embeddings=True).to_dict())
     both = tied_alike(("a", "b"), (config, untied(config)), None)
     assert [each.tie_word_embeddings for each in both] == [False, False]

@@ -27,9 +27,9 @@ def of(name: str) -> Trap:
     return Trap(name, custom(kind, image_size=8, num_channels=3, patch_size=4), calls, may_refuse=True)
 
 
-def at_layers(*layers: int) -> Calls:
+def at_layers(*layers: int, places: int = 17, **more: Tensor) -> Calls:
     """A text with a picture, as some layers of the tower see it."""
-    read = {"input_ids": torch.tensor([[1, *17 * [21], 5, 6]]), "pixel_values": noise(1, 3, 16, 16)}
+    read = {"input_ids": torch.tensor([[1, *places * [21], 5, 6]]), "pixel_values": noise(1, 3, 16, 16), **more}
     return both(*(given(f"layer {n}", **read, vision_feature_layer=n) for n in layers))
 
 
@@ -158,6 +158,13 @@ TRAPS = [
                        "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 16, "patch_size": 4},
         image_token_index=21, vision_feature_layer=-2, vision_feature_select_strategy="full", image_seq_length=17)),
         at_layers(-2, -1, 1)),
+    Trap("mistral3 of other layers", native("Mistral3ForConditionalGeneration", transformers.Mistral3Config(
+        text_config={"model_type": "mistral", "vocab_size": 24, "hidden_size": 16, "intermediate_size": 20,
+                     "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8},
+        vision_config={"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 20, "head_dim": 8,
+                       "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 4},
+        image_token_index=21, vision_feature_layer=-2)),
+        at_layers(-2, -1, places=4, image_sizes=torch.tensor([[16, 16]]))),
     Trap("ovis2 with marks", native("Ovis2ForConditionalGeneration", transformers.Ovis2Config(
         vision_config=dict(image_size=16, patch_size=4, vocab_size=20, hidden_stride=2, num_visual_indicator_tokens=5,
                            qkv_bias=True, mlp_bias=True, **_SIZES),
