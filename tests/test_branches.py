@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 from array import array
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+from hf_align.tracing.branches.arguments import OfArguments
 from hf_align.tracing.branches.changed import set_later
 from hf_align.tracing.branches.fixed import Known
 from hf_align.tracing.branches.rewritten import ASKED, rewritten
@@ -238,3 +240,61 @@ def test_cases_with_parts_go_the_way_they_are_written() -> None:
               UserDict(n=2, m=7), {1: 2}, 3 + 0j, 4 + 0j, 3.0, (0, (8, 5)), (0, (5, 9)), (0, "85"), None]  # fmt: skip
     for value in values:
         assert turned(value) == told(value), value
+
+
+_ASKING = """
+import re
+import torch
+from torch import nn
+from transformers.utils import is_x_available
+
+known = {}
+
+class Own(nn.Module):
+    def looked_up(self, x):
+        return known.get(x.shape[1])
+
+    def made(self, x):
+        y = x * 2
+        return y
+
+    def forward(self, x, mask=None, word="plain", cache=None, part: nn.Module = None, **more):
+        by, found, mine = known.get(len(x)), re.match("a+", word), self.looked_up(x)
+        made, size = self.made(x), x.shape[1]
+        offset = None
+        if self.config.offset:
+            offset = self.made(x)
+        count, is_crossed = x.dim(), mask is not None
+        return CONDITION
+"""
+
+
+def told(condition: str) -> bool:
+    """Whether nothing but arguments, and other conditions, decide a condition."""
+    tree = ast.parse(_ASKING.replace("CONDITION", condition))
+    answers = list[bool]()
+
+    class Looking(OfArguments):
+        def visit_Return(self, node: ast.Return) -> ast.AST:
+            answers.append(node.value is not None and self.is_decided_before(node.value))
+            return node
+
+    Looking(tree, Known(frozenset({"Own"}), frozenset())).visit(tree)
+    return answers[-1]
+
+
+@pytest.mark.parametrize("condition", [
+    "mask is not None", "part is None", "offset is not None", "made is None", "isinstance(by, int)", "word == 'soft'",
+    "count == 3", "mask.dim() == 4", "mask.dtype == torch.bool", "is_crossed", "not is_crossed", "cache.is_started",
+    "cache.length() > 0", "'a' in more", "more['a']", "is_x_available()", "torch.jit.is_tracing()",
+])  # fmt: skip
+def test_a_condition_that_arguments_or_other_conditions_decide(condition: str) -> None:
+    assert told(condition)
+
+
+@pytest.mark.parametrize("condition", [
+    "by is not None", "by", "found", "found is None", "mine is not None", "(by := known.get(3)) is not None",
+    "size in known", "size == 4", "size", "x.shape[0] == 4", "x.max() > 3", "known",
+])  # fmt: skip
+def test_a_condition_that_what_a_call_holds_decides(condition: str) -> None:
+    assert not told(condition)

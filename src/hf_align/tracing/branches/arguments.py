@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_align.tracing.branches.changed import READS
-from hf_align.tracing.branches.fixed import InScopes, Known
+from hf_align.tracing.branches.changed import READS, Named
+from hf_align.tracing.branches.fixed import InScopes, Known, Scope
 
 _QUESTIONS = ("isinstance", "issubclass", "hasattr", "callable")
 _LOOKS_UP = ("getattr", "next")
 _OF_TENSORS, _OF_TORCH = frozenset(dir(Tensor)), frozenset(dir(torch) + dir(functional))
 _DIMENSIONS = ("dim", "ndim")
+_NONE = frozenset[str]()
 
 
 class OfArguments(InScopes):
@@ -26,10 +27,10 @@ class OfArguments(InScopes):
 
     def __init__(self, tree: ast.Module, known: Known) -> None:
         super().__init__(tree, known)
-        imports = (
-            n for n in ast.walk(tree) if isinstance(n, ast.Import) or (isinstance(n, ast.ImportFrom) and not n.level)
-        )
+        nodes = [*ast.walk(tree)]
+        imports = (n for n in nodes if isinstance(n, ast.Import) or (isinstance(n, ast.ImportFrom) and not n.level))
         self._imported = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
+        self._functions = [node for node in nodes if isinstance(node, Named)]
 
     def is_decided_before(self, test: ast.expr) -> bool:
         """Whether nothing but arguments that are given, and other conditions, decide a condition."""
@@ -42,15 +43,19 @@ class OfArguments(InScopes):
                 return self._is_argument(value, or_something=True)
             case ast.Compare(left=ast.Constant(), ops=[ast.In() | ast.NotIn()], comparators=[value]):
                 return self._is_argument(value)
-            case ast.Compare(left=value, comparators=[ast.Constant(value=held)]) if _tells_kind(value):
-                return (isinstance(held, str) or not isinstance(value, ast.Name)) and self._is_argument(value)
+            case ast.Compare(left=ast.Name() as value, comparators=[ast.Constant(value=str())]):
+                return self._is_argument(value)
+            case ast.Compare(left=value, comparators=[ast.Constant()]) if not isinstance(
+                value, ast.Name
+            ) and _is_no_number_of_a_tensor(value):
+                return self._is_argument(value)
             case ast.Compare(left=value, comparators=[other]):
                 return _is_dtype(other) or self._asks_for_dimensions(value, other)
             case ast.Call(func=ast.Name(id=name)) if name in _QUESTIONS:
                 return True
             case ast.Call(func=called, args=[], keywords=[]) if self._is_of_package(called):
                 return True
-        return _tells_kind(test) and self._is_argument(test)
+        return _is_no_number_of_a_tensor(test) and self._is_argument(test)
 
     def _is_of_package(self, called: ast.expr) -> bool:
         """Whether a function was imported from an installed package: what it says of nothing, it says in each call."""
@@ -62,6 +67,10 @@ class OfArguments(InScopes):
         return False
 
     def _asks_for_dimensions(self, value: ast.expr, other: ast.expr) -> bool:
+        if isinstance(value, ast.Name):
+            bound = next((scope.bound[value.id] for scope in reversed(self._scopes) if value.id in scope.bound), [])
+            named = [each for each in bound if each is not None and not isinstance(each, ast.Name)]
+            return bool(bound) and len(named) == len(bound) and all(self._asks_for_dimensions(v, other) for v in named)
         asked = _of_which_dimensions(value)
         is_number = isinstance(other, ast.Constant) or _of_which_dimensions(other) is not None
         return asked is not None and is_number and self._is_argument(asked)
@@ -101,27 +110,51 @@ class OfArguments(InScopes):
         some are not the same."""
         differing = [value for value in values if not self.is_fixed(value, asked)]
         return bool(differing) and all(
-            self._is_argument(value, asked, or_something=or_something)
+            (
+                self._is_argument(value, asked, or_something=or_something)
+                and (or_something or _is_no_number_of_a_tensor(value))
+            )
             or isinstance(value, ast.Compare)
             or self.is_decided_before(value)
-            or (or_something and self._is_something(value))
+            or (or_something and not self._may_be_none(value))
             for value in differing
         )
 
-    def _is_something(self, value: ast.expr) -> bool:
-        """Whether a value is not None: what torch computes, or the model's own code."""
+    def _may_be_none(self, value: ast.expr | None, scope: Scope | None = None, asked: frozenset[str] = _NONE) -> bool:
+        """Whether a value may be None by itself: what is looked up, or what a function returns that looks it up.
+
+        Args:
+            scope: of the function that returns it, where that is followed.
+            asked: the functions, and the names of that one, that are followed already.
+        """
         match value:
             case ast.Call(func=ast.Name(id=name)):
-                return name not in _LOOKS_UP
+                return name in _LOOKS_UP or self._may_return_none(name, asked)
             case ast.Call(func=ast.Attribute(value=owner, attr=name)):
-                return name in _OF_TENSORS | _OF_TORCH or (name not in READS and self._is_own(owner))
+                is_known = name in _OF_TENSORS | _OF_TORCH or self._is_own(owner)
+                return not is_known or name in READS - _OF_TENSORS or self._may_return_none(name, asked)
             case ast.Call(func=called):
-                return self._is_own(called)
+                return not self._is_own(called)
             case ast.Subscript(slice=index):
-                return any(isinstance(part, (ast.Slice, ast.Constant)) for part in ast.walk(index))
+                return not any(isinstance(part, (ast.Slice, ast.Constant)) for part in ast.walk(index))
             case ast.IfExp(body=first, orelse=second):
-                return self._is_something(first) and self._is_something(second)
-        return not isinstance(value, (ast.Name, ast.Attribute, ast.Constant, ast.BoolOp, ast.Await))
+                return any(self._may_be_none(each, scope, asked) for each in (first, second))
+            case ast.Name(id=name) if scope is not None:
+                bound = () if name in asked else scope.bound.get(name, ())
+                return any(self._may_be_none(each, scope, asked | {name}) for each in bound if each is not None)
+            case ast.Constant(value=held):
+                return held is None
+        return value is None or isinstance(value, (ast.Name, ast.Attribute, ast.BoolOp, ast.Await))
+
+    def _may_return_none(self, name: str, asked: frozenset[str]) -> bool:
+        """Whether a function of this file, if it is one, may give None."""
+        functions = [] if name in asked else [f for f in self._functions if f.name == name]
+        return any(
+            self._may_be_none(node.value, Scope.of(function, self._known, is_method=False), asked | {name})
+            for function in functions
+            for node in ast.walk(function)
+            if isinstance(node, ast.Return)
+        )
 
     def _is_own(self, value: ast.expr) -> bool:
         """Whether a value belongs to the object whose method this is."""
@@ -133,11 +166,13 @@ class OfArguments(InScopes):
         return False
 
 
-def _tells_kind(value: ast.expr) -> bool:
-    """Whether the truth of what belongs to an argument is no number of a tensor."""
+def _is_no_number_of_a_tensor(value: ast.expr) -> bool:
+    """Whether what belongs to an argument, or is one of several, is nothing that a tensor tells of itself."""
     match value:
         case ast.Attribute(value=owner, attr=name) | ast.Call(func=ast.Attribute(value=owner, attr=name)):
-            return name not in _OF_TENSORS and _tells_kind(owner)
+            return name not in _OF_TENSORS and _is_no_number_of_a_tensor(owner)
+        case ast.Subscript(value=owner):
+            return _is_no_number_of_a_tensor(owner)
     return True
 
 

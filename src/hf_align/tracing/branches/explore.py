@@ -4,7 +4,8 @@ Such a branch is a way in which the model may be used and that nothing has seen:
 number of texts, a value in a mask, a method that was called before. It need not be known. A condition that went one way
 in all calls is turned in some of them; if the model then runs, what it computes is a mode like any other. (Peng et al.,
 "X-Force: Force-Executing Binary Programs for Security Applications", USENIX Security 2014, section 3.) A branch that
-only fails cannot be taken in this state of the model, and is none.
+only fails cannot be taken in this state of the model. Where neither an error that the code raises itself, nor what the
+condition asks for, tells that no other state takes it, the model is refused.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ class Failed(NamedTuple):
 
     Attributes:
         taken: the ways that its code went.
-        is_refused: whether this code says so itself.
+        is_settled: whether it is known why: the code itself refuses it, or it does nothing that is new.
     """
 
     taken: Taken
-    is_refused: bool
+    is_settled: bool
 
 
 def explore(called: Iterable[Answered], run: Callable[[Mode], Program | Failed]) -> Iterator[Answered]:
@@ -101,7 +102,7 @@ class _Seen:
     def __init__(self) -> None:
         self._met = defaultdict[Place, list[Mode]](list)
         self._ways = defaultdict[Place, defaultdict[str, set[bool]]](lambda: defaultdict(set))
-        self._failed, self._refused = dict[Place, None](), set[Place]()
+        self._failed, self._settled = set[Place](), set[Place]()
 
     def note(self, mode: Mode, program: Program) -> bool:
         """Note a call; whether some condition was met or went a way for the first time, but for those it turns."""
@@ -125,9 +126,9 @@ class _Seen:
 
     def failed(self, place: Place, failed: Failed) -> None:
         """Note a call that does not run where a condition is turned."""
-        self._failed[place] = None
-        if failed.is_refused:
-            self._refused.add(place)
+        self._failed.add(place)
+        if failed.is_settled:
+            self._settled.add(place)
 
     def require_both_ways(self) -> None:
         """See that each condition went both ways in some calls, but for those that others decide, and those where the
@@ -139,7 +140,7 @@ class _Seen:
         for place in self._met:
             ways = set[bool]().union(*self._ways[place].values())
             is_tried = place.kind != "reached" and place not in self._failed
-            if is_tried or place in self._refused or place.is_decided_before or len(ways) > 1:
+            if is_tried or place in self._settled or place.is_decided_before or len(ways) > 1:
                 continue
             if place.kind not in ("loop", "count") or True not in ways:  # each has something to go through
                 raise IncompatibleModels(_untried(place))

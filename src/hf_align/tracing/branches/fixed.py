@@ -73,7 +73,7 @@ def _is_static(function: Named) -> bool:
     return any(isinstance(n, ast.Name) and n.id == "staticmethod" for n in function.decorator_list)
 
 
-def _is_part_of_model(argument: ast.arg, known: Known) -> bool:
+def _is_module(argument: ast.arg, known: Known) -> bool:
     """Whether an argument is declared to be a module."""
     match argument.annotation:
         case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Constant(value=str(name)):
@@ -91,7 +91,7 @@ class Scope:
     """What is known of the names in a function.
 
     Attributes:
-        given: its arguments, but for the object whose method it is, and for modules.
+        given: its arguments, but for the object whose method it is, and for modules that it cannot do without.
         bound: the other names -> what they are bound to; None where that is not a plain value.
     """
 
@@ -103,8 +103,10 @@ class Scope:
         arguments = function.args
         named = [*arguments.posonlyargs, *arguments.args]
         others = [*arguments.kwonlyargs, *(a for a in (arguments.vararg, arguments.kwarg) if a is not None)]
-        given = [a for a in (*named[1 if is_method else 0 :], *others) if not _is_part_of_model(a, known)]
-        scope = cls(frozenset(a.arg for a in given) - handed)
+        required = named[: len(named) - len(arguments.defaults)]
+        modules = frozenset(a.arg for a in required if _is_module(a, known))
+        given = frozenset(a.arg for a in (*named[1 if is_method else 0 :], *others))
+        scope = cls(given - modules - handed)
         body = function.body if isinstance(function.body, list) else [function.body]
         for statement in body:
             for node in ast.walk(statement):
