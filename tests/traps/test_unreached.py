@@ -14,6 +14,7 @@ from traps.trap import Trap, cases, check, lengths, of_code
 
 TRAPS = [
     of_code(code.OrdinaryTower, lengths(47, 20)),
+    of_code(code.ChosenTower, lengths(47, 20)),
     of_code(code.SideBySideTower, once(parts={"fine": 3.0})),
     *(
         replace(of_code(tower, lengths(47, 20)), may_refuse=True)

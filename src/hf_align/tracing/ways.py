@@ -119,7 +119,7 @@ def _other_than_in_config(model: PreTrainedModel, name: str) -> Iterator[Any]:
             yield from ([value + step for value in held] for step in (1, -1))
 
 
-def _handed_on(model: PreTrainedModel) -> list[str]:
+def _named_by_methods(model: PreTrainedModel) -> list[str]:
     """The arguments that `forward` takes without naming them and a method of the model names, with a value in the
     config."""
     named = inspect.signature(model.forward).parameters
@@ -135,7 +135,7 @@ def _handed_on(model: PreTrainedModel) -> list[str]:
 def _try_with_media(model: PreTrainedModel, mode: Mode, attempt: Attempt) -> None:
     """Try a text with media in it and one flag, word or number more: some act on nothing but media."""
     asked = inspect.signature(model.forward).parameters
-    for name in (*_not_given(model, mode.example), *_handed_on(model)):
+    for name in (*_not_given(model, mode.example), *_named_by_methods(model)):
         flags = [not asked[name].default] if name in asked and isinstance(asked[name].default, bool) else []
         for value in flags or _in_words(model, mode.example, name):
             given = _with(model, mode.example, {name: value})

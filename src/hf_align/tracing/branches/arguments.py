@@ -150,7 +150,7 @@ class OfArguments(InScopes):
         """Whether a function of this file, if it is one, may give None."""
         functions = [] if name in asked else [f for f in self._functions if f.name == name]
         return any(
-            self._may_be_none(node.value, Scope.of(function, self._known, is_method=False), asked | {name})
+            self._may_be_none(node.value, Scope.of(function, is_method=False), asked | {name})
             for function in functions
             for node in ast.walk(function)
             if isinstance(node, ast.Return)

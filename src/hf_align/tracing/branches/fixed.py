@@ -91,7 +91,7 @@ class Scope:
     """What is known of the names in a function.
 
     Attributes:
-        given: its arguments, but for the object whose method it is, and for modules that it cannot do without.
+        given: its arguments, but for the object whose method it is, and those that are the same in every call.
         bound: the other names -> what they are bound to; None where that is not a plain value.
     """
 
@@ -99,14 +99,11 @@ class Scope:
     bound: dict[str, list[ast.expr | None]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, function: Function, known: Known, *, is_method: bool, handed: frozenset[str] = frozenset()) -> Scope:
+    def of(cls, function: Function, *, is_method: bool, fixed: frozenset[str] = frozenset()) -> Scope:
         arguments = function.args
         named = [*arguments.posonlyargs, *arguments.args]
         others = [*arguments.kwonlyargs, *(a for a in (arguments.vararg, arguments.kwarg) if a is not None)]
-        required = named[: len(named) - len(arguments.defaults)]
-        modules = frozenset(a.arg for a in required if _is_module(a, known))
-        given = frozenset(a.arg for a in (*named[1 if is_method else 0 :], *others))
-        scope = cls(given - modules - handed)
+        scope = cls(frozenset(a.arg for a in (*named[1 if is_method else 0 :], *others)) - fixed)
         body = function.body if isinstance(function.body, list) else [function.body]
         for statement in body:
             for node in ast.walk(statement):
@@ -147,16 +144,19 @@ class InScopes(ast.NodeTransformer):
         return self._function(node)
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        return self._inside(node, Scope.of(node, self._known, is_method=False))
+        return self._inside(node, Scope.of(node, is_method=False))
 
     def _function(self, node: Named) -> ast.AST:
-        handed = frozenset(argument for function, argument in self._known.handed if function == node.name)
         is_method = self._is_method and not _is_static(node)
-        scope = Scope.of(node, self._known, is_method=is_method, handed=handed)
+        scope = Scope.of(node, is_method=is_method, fixed=self._fixed_arguments(node))
         self._within += [node.name, "<locals>"]
         self._inside(node, scope)
         del self._within[-2:]
         return node
+
+    def _fixed_arguments(self, node: Named) -> frozenset[str]:
+        """The arguments of a function that are the same wherever it is called."""
+        return frozenset(argument for function, argument in self._known.handed if function == node.name)
 
     def _inside(self, node: Function, scope: Scope) -> ast.AST:
         before, self._is_method = self._is_method, False
@@ -212,6 +212,12 @@ class _Calls(InScopes):
     def __init__(self, tree: ast.Module, known: Known, functions: Mapping[str, Named]) -> None:
         super().__init__(tree, known)
         self._functions, self.differing = functions, set[tuple[str, str]]()
+
+    def _fixed_arguments(self, node: Named) -> frozenset[str]:
+        """Those, and modules that it cannot do without: what these hand on is as it was built."""
+        required = node.args.args[: len(node.args.args) - len(node.args.defaults)]
+        modules = frozenset(a.arg for a in required if _is_module(a, self._known))
+        return super()._fixed_arguments(node) | modules
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         match node.func:

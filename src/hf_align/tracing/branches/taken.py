@@ -126,7 +126,7 @@ class _Asking:
 
     def _is_turned(self, place: Place, site: str) -> bool:
         """Whether a condition is turned here; one that keeps a loop running, every other time."""
-        if place not in self._turns or place.kind == "reached":
+        if place not in self._turns:
             return False
         sites = self._turns[place]
         found = (sites is None or site in sites) and not (place.kind == "loop" and place in self._turned_last)
