@@ -62,7 +62,7 @@ class Alignment:
     witness: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
-        moved = f"{len(self.elements)} of {len(self.spec.spaces)} spaces of {self.spec.model_type} moved"
+        moved = f"{self.spec.model_type}, {len(self.elements)} of {len(self.spec.spaces)} spaces matched"
         if self.distance is None:
             return f"Alignment({moved})"
         return f"Alignment({moved}, weight distance {self.distance[0]:.4g} -> {self.distance[1]:.4g})"

@@ -92,25 +92,33 @@ def require_widenable(narrow: SymmetrySpec, wide: SymmetrySpec) -> None:
             raise IncompatibleModels(f"{name} is laid out differently in the two models; they do not merge")
         for before, after in pairs:
             if before.size != after.size and before.space is None and name not in narrow.gains:
-                why = (
-                    narrow.pinned[before.pin].reasons if before.pin is not None and before.pin in narrow.pinned else ()
-                )
-                role = f" ({why[0].role} in {why[0].module})" if why else ""
                 raise IncompatibleModels(
-                    f"{name} has {before.size} entries in one model and {after.size} in the other along an axis that "
-                    f"nothing moves{role}; it cannot be widened"
+                    f"{name} has {_sizes(before.size, after.size)} along an axis that nothing moves"
+                    f"{_why_pinned(narrow, before)}; it cannot be widened"
                 )
     for name, space in narrow.spaces.items():
         size = wide.spaces[name].size
         if space.size > size:
             raise IncompatibleModels(
-                f"{name} has {space.size} entries in one model and {size} in the other, the wider one elsewhere"
+                f"{name} has {_sizes(space.size, size)}, which is wider elsewhere"
             )
         if space.size != size and isinstance(space.group, RotaryCommutant):
             raise IncompatibleModels(
-                f"{name} has {space.size} entries in one model and {size} in the other: another size of head has "
-                "other rotary frequencies, so it cannot be widened"
+                f"{name} has {_sizes(space.size, size)}: another size of head has other rotary frequencies, so it "
+                "cannot be widened"
             )
+
+
+def _sizes(narrow: int, wide: int) -> str:
+    return f"{narrow} entries in the narrower model and {wide} in the wider one"
+
+
+def _why_pinned(spec: SymmetrySpec, factor: Factor) -> str:
+    pinned = spec.pinned.get(factor.pin) if factor.pin is not None else None
+    if pinned is None or not pinned.reasons:
+        return ""
+    why = pinned.reasons[0]
+    return f" ({why.role} in {why.module or 'the model'})"
 
 
 def grown(narrow: SymmetrySpec, wide: SymmetrySpec) -> dict[str, tuple[int, int]]:
