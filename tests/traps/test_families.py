@@ -74,6 +74,16 @@ def series(model: PreTrainedModel) -> Mapping[str, Call]:
     return {f"kind {kind}": given(kind) for kind in range(model.config.cardinality[0])}
 
 
+def of_any_length(model: PreTrainedModel) -> Mapping[str, Call]:
+    """What follows series that are no whole number of patches, each padded in front."""
+    past = {n: noise(2, n) for n in (32, 17, 18, 23, 7)}
+    return {f"{n} values": partial(forecast, past_values=values) for n, values in past.items()}
+
+
+def forecast(model: PreTrainedModel, past_values: Tensor) -> Tensor:
+    return model(past_values=[*past_values]).full_predictions
+
+
 def spoken(model: PreTrainedModel) -> Mapping[str, Call]:
     """Frames of a sound for a text, with a voice and without."""
     width, voice = model.config.num_mel_bins, {"speaker_embeddings": noise(2, model.config.speaker_embedding_dim)}
@@ -182,6 +192,10 @@ TRAPS = [
         num_static_categorical_features=1, cardinality=[4], embedding_dimension=[3], num_static_real_features=2,
         encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=10,
         decoder_ffn_dim=10)), series),
+    Trap("series in patches", native("TimesFm2_5ModelForPrediction", t.TimesFm2_5Config(
+        patch_length=4, context_length=32, horizon_length=8, num_hidden_layers=1, hidden_size=16, intermediate_size=10,
+        head_dim=8, num_attention_heads=2, num_key_value_heads=2, quantiles=[0.1, 0.9], output_quantile_len=16,
+        decode_index=1)), of_any_length),
     Trap("rwkv", native("RwkvForCausalLM", t.RwkvConfig(
         vocab_size=17, hidden_size=8, num_hidden_layers=2, attention_hidden_size=8, intermediate_size=10,
         context_length=64, bos_token_id=0, eos_token_id=0)), both(lengths(), cached(name="state"))),

@@ -99,9 +99,7 @@ def require_widenable(narrow: SymmetrySpec, wide: SymmetrySpec) -> None:
     for name, space in narrow.spaces.items():
         size = wide.spaces[name].size
         if space.size > size:
-            raise IncompatibleModels(
-                f"{name} has {_sizes(space.size, size)}, which is wider elsewhere"
-            )
+            raise IncompatibleModels(f"{name} has {_sizes(space.size, size)}, which is wider elsewhere")
         if space.size != size and isinstance(space.group, RotaryCommutant):
             raise IncompatibleModels(
                 f"{name} has {_sizes(space.size, size)}: another size of head has other rotary frequencies, so it "

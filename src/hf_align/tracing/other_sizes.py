@@ -32,7 +32,8 @@ def try_sizes(
     compare a number of places with.
 
     Near a size are half of it and three times as much; of a picture also other grids, or one stride more where no grid
-    is known; of a sound or of states one vector more, which a window or a stride may not divide.
+    is known; of a sound or of states one vector more, which a window or a stride may not divide, and one less where
+    more is cut off.
 
     Args:
         names: of the arguments that are made larger.
@@ -55,13 +56,15 @@ def try_sizes(
         for group in dict.fromkeys((tuple(inner), *((axis,) for axis in free[:-3:-1]))) if free else ():
             whole = group == tuple(inner)
             larger = _sized(base, group, 2 * size, sure=whole)
-            is_taken = larger is not None and isinstance(attempt(larger), NothingNew | NoneType)
+            answer = attempt(larger) if larger is not None else None
+            is_taken = larger is not None and isinstance(answer, NothingNew | NoneType)
             takes_all &= is_taken or larger is None or all(axis < _SIDES for _, axis in group)
             if is_taken and not others_tried:
                 others_tried = True
+                less = [size - 1] if more == [1] and isinstance(answer, NothingNew) else []
                 closer, others = (
                     [mode for other in sizes if (mode := _sized(base, group, other)) is not None]
-                    for sizes in (near, sorted(beyond.difference(near)))
+                    for sizes in ([*near, *less], sorted(beyond.difference(near)))
                 )
                 for mode in (*closer, *spread(others, _SIZES)):
                     attempt(mode)

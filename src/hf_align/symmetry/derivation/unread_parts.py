@@ -1,5 +1,9 @@
-"""Parts of weights that no traced call reads: positions beyond the lengths of all calls, of a table that is cut to the
-length of the text. Nothing was seen of what a longer call does with them, so they stand still."""
+"""Parts of weights of which traced calls show too little to move them.
+
+Those that no call reads, as positions beyond the lengths of all calls, of a table that is cut to the length of a text.
+And those that read only what no weight has made, as a mask of what a text is padded with: it has the same number at
+many places in all traced calls, and another length may tell them apart.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,23 @@ def pin_unread_parts(found: Interpretation) -> None:
             for atom in axis.root.atoms:
                 if name in unread or atom.root.space.serial not in read:
                     lower(atom, FIXED, Evidence("unread", "no traced call reads it", "", ""))
+
+
+def pin_unwritten_parts(found: Interpretation) -> None:
+    """Pin every atom along which weights only read: what they read there are numbers of the code's own."""
+    uses = [*found.linear_uses.values(), *found.grouped_uses.values()]
+    reading = {(use.weight, use.in_axis) for use in uses}
+    axes = {(name, i): axis for name, weight in found.weights.items() for i, axis in enumerate(weight.axes)}
+    met = [axis for r in found.relations for axis in (r.product, r.left, r.right)]
+    written = {
+        atom.root.space.serial
+        for axis in (*met, *(axis for at, axis in axes.items() if at not in reading))
+        for atom in axis.root.atoms
+    }
+    for at in reading:
+        for atom in axes[at].root.atoms:
+            if atom.size > 1 and atom.root.space.serial not in written:
+                lower(atom, FIXED, Evidence("unwritten", "no weight has made what it reads", "", ""))
 
 
 def _axes(found: Interpretation, node: fx.Node) -> Iterator[Axis]:
