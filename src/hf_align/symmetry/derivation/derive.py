@@ -48,9 +48,9 @@ def derive(program: Program) -> SymmetrySpec:
 def _derive(program: Program) -> SymmetrySpec:
     found = interpret(program)
     pin_unread_parts(found)
-    pin_unwritten_parts(found)
     between = between_streams(found)
     folded = resolve_gains(found)
+    pin_unwritten_parts(found)
     classes = _Classes(found)
     spaces = classes.spaces()
     parameters = {n: tuple(classes.actions(a) for a in v.axes) for n, v in found.weights.items()}

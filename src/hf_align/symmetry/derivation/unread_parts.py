@@ -42,7 +42,8 @@ def pin_unread_parts(found: Interpretation) -> None:
 
 
 def pin_unwritten_parts(found: Interpretation) -> None:
-    """Pin every atom along which weights only read: what they read there are numbers of the code's own."""
+    """Pin every atom along which weights only read: what they read there are numbers of the code's own. To be asked for
+    when gains are resolved, and what these write is the same as what they read."""
     uses = [*found.linear_uses.values(), *found.grouped_uses.values()]
     reading = {(use.weight, use.in_axis) for use in uses}
     axes = {(name, i): axis for name, weight in found.weights.items() for i, axis in enumerate(weight.axes)}
