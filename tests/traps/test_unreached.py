@@ -3,6 +3,7 @@ arguments decide are not."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from traps import unreached as code
 from traps.test_asked import once
-from traps.trap import Trap, cases, check, lengths, of_code
+from traps.trap import Trap, cases, check, lengths, of_code, run, save
 
 TRAPS = [
     of_code(code.OrdinaryTower, lengths(47, 20)),
@@ -27,3 +28,17 @@ TRAPS = [
 @pytest.mark.parametrize("trap", cases("unreached", TRAPS))
 def test_what_no_call_reaches_is_no_secret(trap: Trap, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(trap, tmp_path, capsys)
+
+
+def test_what_only_another_argument_decides_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, name in enumerate("ab"):
+        save(of_code(code.SlicedTower, lengths()), seed, tmp_path / name)
+    assert run("align", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "out", "--json", "--trust-remote-code") == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    (said,) = [note for note in notes if note.startswith("no argument that was tried sends ")]
+    assert run("spec", tmp_path / "a", "--json", "--trust-remote-code") == 0
+    lines = json.loads(capsys.readouterr().out)["untried"]
+    assert lines[0] in said
+    assert any(
+        line.startswith("modeling.py:") and line.endswith(": `if isinstance(self.units, slice):`") for line in lines
+    )

@@ -92,6 +92,19 @@ class PatternTower(Tower):
         return super().run(x, positions, seen, cache)
 
 
+class SlicedTower(Tower):
+    """Some units alone, where an argument of a kind that nobody guesses chooses them."""
+
+    def forward(self, input_ids: Tensor, units: Any = None, **others: Any) -> Any:
+        self.units = units
+        return super().forward(input_ids, **others)
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        if isinstance(self.units, slice):
+            x = x * (x[..., self.units].sum(-1, keepdim=True) > self.units.step)
+        return super().run(x, positions, seen, cache)
+
+
 class SideBySideTower(Tower):
     """A weight that reads four activations as one, where an argument says so that nobody guesses."""
 

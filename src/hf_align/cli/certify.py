@@ -62,6 +62,7 @@ def _lines(result: Certificate) -> list[str]:
         *(f"  {space} could differ along {other}, and does not" for space, other in result.alike),
         *(f"  no rule for {op}" for op in result.unknown_ops),
         *(f"  no call reads {name}, so it stands still" for name in result.unread),
+        *(f"  no call could send {line} the other way" for line in result.untried),
         *(
             f"  the copy has {some} of the {all_} kinds of layers in {path}; nothing is shown of the others"
             for path, (some, all_) in result.lacking.items()

@@ -10,7 +10,7 @@ from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.shards import Source as Entries
 from hf_align.checkpoints.token_ids import renamed_tokens
 from hf_align.jobs.job import Asked, Draft, Job
-from hf_align.jobs.opened import Basis, Opened, standing_still
+from hf_align.jobs.opened import Basis, Opened, not_seen
 from hf_align.jobs.outcome import Report
 from hf_align.jobs.read_beside import require_answers_alone
 from hf_align.jobs.witnessing import moved_model, note, said_in
@@ -61,8 +61,7 @@ class OpenedJob(Job[B]):
         report.notes += [doubt for source in self.models.sources for doubt in source.doubts]
         for source in self.models.sources[1:] if not options.retokenize else ():
             report.notes += renamed_tokens([self.models.sources[0].folder, source.folder])
-        if first.spec.unread and matches:
-            report.notes.append(standing_still(first.spec))
+        report.notes += not_seen(first.spec) if matches else ()
         if len(matches) == 1:
             report.distance_before, report.distance_after = matches[0].before, matches[0].after
             report.notes += of_others(self.models.given or matches[0], matches[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -285,16 +285,24 @@ def open_models(a: str, b: str, options: Options, say: Say, respell: Respell) ->
         if options.strict:
             raise HfAlignError(f"no rule for {ops}; without --strict what they touch is pinned")
         say(f"no rule for {ops}: what they touch is pinned")
-    if pair.spec.unread:
-        say(standing_still(pair.spec))
+    for said in not_seen(pair.spec):
+        say(said)
     return pair
 
 
-def standing_still(spec: SymmetrySpec) -> str:
-    """What is said of weights that no traced call reads."""
-    first, *others = spec.unread
-    more = f" and {len(others)} more weights" if others else ""
-    return f"no traced call reads {first}{more}: they stand still, and so does every space of their sizes"
+def not_seen(spec: SymmetrySpec) -> Iterator[str]:
+    """What is said of weights that no traced call reads, and of code that no call was found to send another way."""
+    if spec.unread:
+        first = _first(spec.unread, "weights")
+        yield f"no traced call reads {first}: they stand still, and so does every space of their sizes"
+    if spec.untried:
+        first = _first(spec.untried, "lines")
+        yield f"no argument that was tried sends {first} another way: what another one makes of B there is not known"
+
+
+def _first(names: Sequence[str], kind: str) -> str:
+    first, *others = names
+    return f"{first} and {len(others)} more {kind}" if others else first
 
 
 def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | None, Batch | None]:

@@ -172,6 +172,7 @@ class SymmetrySpec:
         positive: parameters whose root or logarithm is taken.
         modes: the calls that it is the meet of, by name.
         unread: parameters that none of them reads, so that they stand still.
+        untried: lines of the model's own code that none of them could send another way, and other arguments may.
         given: those of the calls that an override has added.
     """
 
@@ -187,6 +188,7 @@ class SymmetrySpec:
     positive: frozenset[str] = frozenset()
     modes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
     given: tuple[GivenCall, ...] = ()
 
     def shape(self, parameter: str) -> tuple[int, ...]:
@@ -254,6 +256,7 @@ class SymmetrySpec:
             "model_type": self.model_type,
             "modes": list(self.modes),
             "unread": list(self.unread),
+            "untried": list(self.untried),
             "spaces": {n: _describe(s) for n, s in self.spaces.items()},
             "parameters": {n: [format_axis(a) for a in axes] for n, axes in self.parameters.items()},
             "gauges": [gauge.summary for gauge in self.gauges],

@@ -59,7 +59,8 @@ def join(calls: Mapping[str, Program]) -> Program:
     parameters = {weights[name]: name for name in first.shapes if name in weights}
     return Program(first.config, graph, parameters, inputs, first.shapes, first.ties, first.buffers, constants,
                    Example(arguments, tokens), first.candidate, tuple(calls),
-                   frozenset[str]().union(*(call.opened for call in calls.values())))  # fmt: skip
+                   frozenset[str]().union(*(call.opened for call in calls.values())),
+                   untried=first.untried)  # fmt: skip
 
 
 def _told_apart(calls: list[Program]) -> list[Program]:

@@ -21,7 +21,7 @@ from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.alike import is_part_of, run_alike, turn_alike
 from hf_align.tracing.asked import with_losses
 from hf_align.tracing.branches.compiled import require_one_way
-from hf_align.tracing.branches.explore import Failed, explore
+from hf_align.tracing.branches.explore import Conditions, Failed, explore
 from hf_align.tracing.branches.rewritten import Taken
 from hf_align.tracing.branches.taken import branching, brought, refuses
 from hf_align.tracing.build import inventory
@@ -157,7 +157,8 @@ def find_modes(
     still = dict([*found, *((mode, program) for mode, program in idle if not mode.adds)])
     found += _with_fewer_tokens(model, still | (dict([most]) if most is not None else {}))
     found += _with_losses(model, found)
-    return [*found, *_with_other_branches(model, found, idle, copy)]
+    others, untried = _with_other_branches(model, found, idle, copy)
+    return [(plain, replace(base, untried=untried)), *found[1:], *others]
 
 
 def _of_module(model: ModuleModel, name: str, example: Example) -> Program:
@@ -243,15 +244,16 @@ def _with_fewer_tokens(model: PreTrainedModel, found: Mapping[Mode, Program]) ->
 
 def _with_other_branches(
     model: PreTrainedModel, found: Sequence[Found], idle: Sequence[Found], copy: SmallCopy | None
-) -> list[Found]:
-    """The calls that do something else where the model's own code takes a branch that no other call takes.
+) -> tuple[list[Found], tuple[str, ...]]:
+    """The calls that do something else where the model's own code takes a branch that no other call takes, and the
+    lines that only other arguments may send another way (`Program.untried`).
 
     Raises:
         IncompatibleModels: the model answers otherwise there, and that cannot be traced.
     """
     (plain, base), *others = found
     if not brought(model):
-        return []
+        return [], ()
 
     def run(mode: Mode) -> Program | Failed:
         alike = copy if copy is not None and mode.extent == extent(copy.example) else None
@@ -271,13 +273,14 @@ def _with_other_branches(
 
     answers = ((mode, _answer(model, mode, base)) for mode in (plain, *_unusual(model, base.example)))
     first, *large = [(mode, program) for mode, program in answers if isinstance(program, Program)] or [found[0]]
-    more = list[Found]()
-    for mode, program in (*large, *explore([first, *others, *idle, *large], run)):
+    more, conditions = list[Found](), Conditions()
+    for mode, program in (*large, *explore(conditions, [first, *others, *idle, *large], run)):
         known = [known for _, known in (*found, *more)]
         if not any(is_part_of(program, other) or is_part_of(other, program) for other in known):
             same = sum(other.name.partition(" (")[0] == mode.name for other, _ in more)
             more.append((replace(mode, name=f"{mode.name} ({same + 1})") if same else mode, program))
-    return more
+    conditions.require_both_ways()
+    return more, conditions.left_to_arguments()
 
 
 def _unusual(model: PreTrainedModel, base: Example) -> Iterator[Mode]:

@@ -60,6 +60,8 @@ class Program:
         opened: the parameters that some op reads, be it for nothing that is returned; but not for nothing at all, which
             is what a tensor without entries holds.
         taken: the conditions of the model's own code that were met, and whether they held.
+        untried: lines of the model's own code that went one way in all calls, and may go the other with an argument of
+            a kind that none of them had.
         idle: products by masks that hide only what nobody sees -> what they multiply, which could stand in their place.
     """
 
@@ -76,6 +78,7 @@ class Program:
     modes: tuple[str, ...] = ()
     opened: frozenset[str] = frozenset()
     taken: Taken = field(default_factory=dict)
+    untried: tuple[str, ...] = ()
     idle: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
 
     @cached_property

@@ -57,6 +57,7 @@ class Certificate:
         alike: spaces whose element could differ along another space, as from expert to expert, and that other.
         modes: the calls of the model that all of this holds for, by name.
         unread: parameters that none of these calls reads; they stand still.
+        untried: lines of the model's own code that none of these calls could send another way, and other arguments may.
         not_counted: why null directions were not counted, where they were not; then the counts say nothing.
         undecided: where rounding alone changes the outputs as much, so that they say nothing of the symmetries.
         lacking: lists of layers of which the copy has fewer kinds than the model: so many, of so many. Nothing is shown
@@ -74,6 +75,7 @@ class Certificate:
     unknown_ops: tuple[str, ...]
     modes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
     not_counted: str = ""
     undecided: str = ""
     alike: tuple[tuple[str, str], ...] = ()
@@ -111,6 +113,7 @@ class Certificate:
             "alike": [list(pair) for pair in self.alike],
             "modes": list(self.modes),
             "unread": list(self.unread),
+            "untried": list(self.untried),
             "lacking": {path: list(kinds) for path, kinds in self.lacking.items()},
         }
 
@@ -148,7 +151,7 @@ def certify(
 
     def uncounted(error: float, doubt: str, why: str) -> Certificate:
         return Certificate(program.config.model_type, error, 0, 0, 0, 0, 0.0, {}, tuple(spec.unknown_ops), spec.modes,
-                           spec.unread, why, doubt)  # fmt: skip
+                           spec.unread, spec.untried, why, doubt)  # fmt: skip
 
     copy = derived(config, traced)
     program, spec = copy
@@ -185,6 +188,7 @@ def certify(
         unknown_ops=tuple(spec.unknown_ops),
         modes=spec.modes,
         unread=spec.unread,
+        untried=spec.untried,
         undecided=doubt,
         alike=tuple(alike(*copy, torch.Generator().manual_seed(0))),
     )

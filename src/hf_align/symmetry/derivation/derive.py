@@ -67,6 +67,7 @@ def _derive(program: Program) -> SymmetrySpec:
         positive=positive_parameters(program),
         modes=program.modes,
         unread=program.unread,
+        untried=program.untried,
     )
     return without_repeated_scales(spec)
 

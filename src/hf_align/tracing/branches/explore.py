@@ -22,6 +22,7 @@ from typing import NamedTuple
 from hf_align.errors import IncompatibleModels
 from hf_align.tracing.branches.rewritten import Place, Taken
 from hf_align.tracing.branches.taken import Turn
+from hf_align.tracing.documented import NOT_ASKED
 from hf_align.tracing.mode import Mode
 from hf_align.tracing.program import Program
 from hf_align.tracing.resized import spread
@@ -35,7 +36,8 @@ _MOST, _MOST_CONDITIONS = 500, 2000
 _NOTED = ("assertion", "reached")
 """Kinds of conditions that are not turned, only noted."""
 _INSTEAD = "write the model without it, or merge with --match none"
-_NUMBER = re.compile(r"\d+")
+_NUMBER, _WORD = re.compile(r"\d+"), re.compile(r"\w+")
+_IS_TRIED = re.compile(f"{NOT_ASKED.pattern}|^input_ids$|^inputs_embeds$").search
 Answered = tuple[Mode, Program]
 
 
@@ -51,20 +53,23 @@ class Failed(NamedTuple):
     is_settled: bool
 
 
-def explore(called: Iterable[Answered], run: Callable[[Mode], Program | Failed]) -> Iterator[Answered]:
+def explore(
+    seen: Conditions, called: Iterable[Answered], run: Callable[[Mode], Program | Failed]
+) -> Iterator[Answered]:
     """Turn each condition that went one way in all calls, and those that are met behind it.
 
     Of the calls in which one is turned, the first and the largest that run are modes, and those whose code goes a way
     that it has not gone before.
 
     Args:
+        seen: where all conditions are noted that are met.
         called: the calls that a model has answered, with the ways that its code went (`Program.taken`).
         run: what a call computes, or how it fails.
 
     Raises:
-        IncompatibleModels: there are more branches than can be tried, or one that cannot be.
+        IncompatibleModels: there are more branches than can be tried.
     """
-    seen, tried = _Seen(), 0
+    tried = 0
     for mode, program in called:
         seen.note(mode, program)
     queue, rest = seen.places(), list[tuple[Turn, list[Mode]]]()
@@ -93,10 +98,9 @@ def explore(called: Iterable[Answered], run: Callable[[Mode], Program | Failed])
                 if is_first:
                     rest.append((turn, calls[number + 1 :]))
                     break
-    seen.require_both_ways()
 
 
-class _Seen:
+class Conditions:
     """The conditions that were met, and in which calls."""
 
     def __init__(self) -> None:
@@ -137,13 +141,24 @@ class _Seen:
         Raises:
             IncompatibleModels: one did not.
         """
-        for place in self._met:
+        for place in self._of_one_way():
             ways = set[bool]().union(*self._ways[place].values())
+            if not place.is_decided_before and (place.kind not in ("loop", "count") or True not in ways):
+                raise IncompatibleModels(_untried(place))  # a loop has something to go through in each
+
+    def left_to_arguments(self) -> tuple[str, ...]:
+        """The lines that went one way in all calls and may go the other with an argument that none of them had, but for
+        those that ask for more results, or for what stands in place of the tokens."""
+        asked = dict.fromkeys(_where(place) for place in self._of_one_way() if place.is_decided_before)
+        return tuple(f"{where}: `{line}`" for where, line in asked if not any(map(_IS_TRIED, _WORD.findall(line))))
+
+    def _of_one_way(self) -> Iterator[Place]:
+        """The conditions that went one way in all calls, and fail the other way for no reason that the code gives."""
+        for place in self._met:
             is_tried = place.kind != "reached" and place not in self._failed
-            if is_tried or place in self._settled or place.is_decided_before or len(ways) > 1:
-                continue
-            if place.kind not in ("loop", "count") or True not in ways:  # each has something to go through
-                raise IncompatibleModels(_untried(place))
+            one_way = len(set[bool]().union(*self._ways[place].values())) < 2
+            if one_way and not is_tried and place not in self._settled:
+                yield place
 
     def places(self) -> list[Place]:
         return [*self._met]
@@ -173,8 +188,13 @@ class _Seen:
                 yield Turn(place, frozenset(sites))
 
 
+def _where(place: Place) -> tuple[str, str]:
+    """A file with a line, and what stands there."""
+    return f"{Path(place.file).name}:{place.line}", linecache.getline(place.file, place.line).strip()
+
+
 def _untried(place: Place) -> str:
-    said, line = f"{Path(place.file).name}:{place.line}", linecache.getline(place.file, place.line).strip()
+    said, line = _where(place)
     if place.kind == "reached":
         return f"{said}: no call that was tried gets past `{line}`, so what follows is unknown; {_INSTEAD}"
     return (f"{said}: `{line}` goes the same way in every call that was tried, and fails when it is made to go "
