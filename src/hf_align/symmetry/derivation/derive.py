@@ -16,7 +16,7 @@ from hf_align.symmetry.derivation.gains import between_streams, resolve_gains
 from hf_align.symmetry.derivation.index_sets import AtomClass, IndexSets
 from hf_align.symmetry.derivation.nested_scales import without_repeated_scales
 from hf_align.symmetry.derivation.torus import AtomicRelation, Torus, torus
-from hf_align.symmetry.derivation.unread_parts import pin_unread_parts, pin_unwritten_parts
+from hf_align.symmetry.derivation.unread_parts import pin_constant_parts, pin_unread_parts
 from hf_align.symmetry.elements import PRIMAL, dual
 from hf_align.symmetry.gauges.find import find_gauges
 from hf_align.symmetry.groups import Group, QuarterTurns, Scaling, TorusPermutation, group_of
@@ -48,9 +48,9 @@ def derive(program: Program) -> SymmetrySpec:
 def _derive(program: Program) -> SymmetrySpec:
     found = interpret(program)
     pin_unread_parts(found)
+    pin_constant_parts(found)
     between = between_streams(found)
     folded = resolve_gains(found)
-    pin_unwritten_parts(found)
     classes = _Classes(found)
     spaces = classes.spaces()
     parameters = {n: tuple(classes.actions(a) for a in v.axes) for n, v in found.weights.items()}

@@ -1,13 +1,13 @@
 """Parts of weights of which traced calls show too little to move them.
 
 Those that no call reads, as positions beyond the lengths of all calls, of a table that is cut to the length of a text.
-And those that read only what no weight has made, as a mask of what a text is padded with: it has the same number at
-many places in all traced calls, and another length may tell them apart.
+And those that read nothing but numbers of the code's own, as a mask of what a text is padded with: it has the same
+number at many places in all traced calls, and another length may tell them apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import fx
 
@@ -25,14 +25,8 @@ _SHOWS = (
 
 def pin_unread_parts(found: Interpretation) -> None:
     """Pin every atom of a weight that is read only by ops that show other parts of it, or to compute nothing."""
-    read = {
-        atom.root.space.serial
-        for node in found.program.graph.nodes
-        if not does(node, _SHOWS)
-        for operand in node.all_input_nodes
-        for axis in _axes(found, operand)
-        for atom in axis.root.atoms
-    }
+    operands = (n for node in found.program.graph.nodes if not does(node, _SHOWS) for n in node.all_input_nodes)
+    read = _atoms(axis for operand in operands for axis in _axes(found, operand))
     unread = {*found.program.unread}
     for name, weight in found.weights.items():
         for axis in weight.axes:
@@ -41,22 +35,28 @@ def pin_unread_parts(found: Interpretation) -> None:
                     lower(atom, FIXED, Evidence("unread", "no traced call reads it", "", ""))
 
 
-def pin_unwritten_parts(found: Interpretation) -> None:
-    """Pin every atom along which weights only read: what they read there are numbers of the code's own. To be asked for
-    when gains are resolved, and what these write is the same as what they read."""
+def pin_constant_parts(found: Interpretation) -> None:
+    """Pin every atom along which weights read nothing but numbers of the code's own."""
+    program = found.program
     uses = [*found.linear_uses.values(), *found.grouped_uses.values()]
     reading = {(use.weight, use.in_axis) for use in uses}
-    axes = {(name, i): axis for name, weight in found.weights.items() for i, axis in enumerate(weight.axes)}
-    met = [axis for r in found.relations for axis in (r.product, r.left, r.right)]
-    written = {
-        atom.root.space.serial
-        for axis in (*met, *(axis for at, axis in axes.items() if at not in reading))
-        for atom in axis.root.atoms
-    }
-    for at in reading:
-        for atom in axes[at].root.atoms:
-            if atom.size > 1 and atom.root.space.serial not in written:
-                lower(atom, FIXED, Evidence("unwritten", "no weight has made what it reads", "", ""))
+    made = set[int]()
+    for node in program.graph.nodes:
+        name = program.parameters.get(node)
+        if name is not None:
+            axes = (axis for i, axis in enumerate(found.weights[name].axes) if (name, i) not in reading)
+            made |= _atoms(axes)
+        elif node not in program.constants:
+            given = () if does(node, Trait.LOOKS_UP_ROWS) else node.all_input_nodes
+            made |= _atoms(_axes(found, node)).difference(*(_atoms(_axes(found, operand)) for operand in given))
+    for name, i in reading:
+        for atom in found.weights[name].axes[i].root.atoms:
+            if atom.size > 1 and atom.root.space.serial not in made:
+                lower(atom, FIXED, Evidence("constant", "what it reads there is the same in all traced calls", "", ""))
+
+
+def _atoms(axes: Iterable[Axis]) -> set[int]:
+    return {atom.root.space.serial for axis in axes for atom in axis.root.atoms}
 
 
 def _axes(found: Interpretation, node: fx.Node) -> Iterator[Axis]:

@@ -180,7 +180,8 @@ def subtracts_mean(node: fx.Node) -> bool:
     if not isinstance(mean, fx.Node) or op_name(mean) != "mean" or not _same_value(mean.args[0], value):
         return False
     last = mean.all_input_nodes[0].meta["val"].dim() - 1
-    return mean.args[1] in (-1, [-1], last, [last]) and mean.meta["val"].dim() == last + 1
+    along = mean.args[1:2]  # nothing is said of an axis where the mean is over all
+    return along in ((-1,), ([-1],), (last,), ([last],)) and mean.meta["val"].dim() == last + 1
 
 
 def _same_value(a: object, b: object) -> bool:
