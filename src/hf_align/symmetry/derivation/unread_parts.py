@@ -40,7 +40,7 @@ def pin_constant_parts(found: Interpretation) -> None:
     program = found.program
     uses = [*found.linear_uses.values(), *found.grouped_uses.values()]
     reading = {(use.weight, use.in_axis) for use in uses}
-    made = set[int]()
+    made = _atoms(axis for r in found.relations for axis in (r.product, r.left, r.right))
     for node in program.graph.nodes:
         name = program.parameters.get(node)
         if name is not None:
