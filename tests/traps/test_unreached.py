@@ -4,14 +4,29 @@ arguments decide are not."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import PreTrainedModel
 
 from traps import unreached as code
 from traps.test_asked import once
-from traps.trap import Trap, cases, check, lengths, of_code, run, save
+from traps.trap import Call, Trap, cases, check, custom, forward, ids_of, lengths, of_code, run, save
+
+
+def masked(model: PreTrainedModel) -> Mapping[str, Call]:
+    ids = ids_of(model, 9)
+    return {"a mask": partial(forward, input_ids=ids, attention_mask=torch.ones_like(ids))}
+
+
+def crowded(model: PreTrainedModel) -> Mapping[str, Call]:
+    ids = ids_of(model, 5)
+    return {f"{rows} texts": partial(forward, input_ids=ids[:1].expand(rows, -1)) for rows in (2, 24)}
+
 
 TRAPS = [
     of_code(code.OrdinaryTower, lengths(47, 20)),
@@ -21,6 +36,14 @@ TRAPS = [
         replace(of_code(tower, lengths(47, 20)), may_refuse=True)
         for tower in (code.FoundTower, code.MissedTower, code.LoopedTower, code.SuppressedTower)
     ),
+    Trap("a number for masked texts", custom(code.ClippedTower, {"clip": 1.5}, clip=0.0), masked, may_refuse=True),
+    Trap(
+        "a flag for many texts",
+        custom(code.CrowdedTower, {"bends": True}, bends=False, shouts=False),
+        crowded,
+        may_refuse=True,
+    ),
+    Trap("a flag for words", custom(code.CrowdedTower, {"shouts": True}, bends=True, shouts=False), crowded),
     replace(of_code(code.PatternTower, once(style="soft1")), may_refuse=True),
 ]
 

@@ -105,6 +105,29 @@ class SlicedTower(Tower):
         return super().run(x, positions, seen, cache)
 
 
+class ClippedTower(Tower):
+    """A number of the config that counts in texts with a mask alone."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any) -> Any:
+        self.masked = attention_mask is not None
+        return super().forward(input_ids, attention_mask, **others)
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        if self.masked and self.config.clip > 0:
+            x = x.clamp(-self.config.clip, self.config.clip)
+        return super().run(x, positions, seen, cache)
+
+
+class CrowdedTower(Tower):
+    """A flag of the config that counts among many texts alone, and one that only words depend on."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        if len(x) >= 23 and self.config.bends:
+            x = x + x.abs()
+        self.said = "loud" if self.config.shouts else "low"
+        return super().run(x, positions, seen, cache)
+
+
 class SideBySideTower(Tower):
     """A weight that reads four activations as one, where an argument says so that nobody guesses."""
 

@@ -4,7 +4,8 @@ No class and no field is known by its name. Both configs are built, and the same
 input, then a step that goes on from it with a cache; texts with pictures or sounds in them; and the short input again
 with every number that does not shape a weight made so small that it reaches beyond it (windows, lengths from which
 positions are scaled). A field that no code reads makes no difference, and neither does one that changes none of these
-calls. Code that is not the same, but for remarks, is compared in all modes of both.
+calls. Code that is not the same, but for remarks, is compared in all modes of both, and so is code that models bring
+along, where it names a field that differs: it may read it in few of them.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from hf_align.opening.dropout import differ_in_dropout_alone
 from hf_align.opening.heads import tied_alike
 from hf_align.opening.programs import require_same_program
 from hf_align.opening.variant import Variant
+from hf_align.tracing.branches.taken import brought
 from hf_align.tracing.build import model_class
 from hf_align.tracing.fields import UNSET, Path, Readers, differences, fields, parts
 from hf_align.tracing.fingerprint import Call, CannotRecord
 from hf_align.tracing.modules import ModuleConfig
+from hf_align.tracing.own_code import words_of
 from hf_align.tracing.stored import noted_buffers
 
 _SHORT, _LONG = 7, 2050
@@ -164,6 +167,7 @@ class _Comparison:
         with self.readers.listening():
             calls = [*heard.calls(_SHORT), *heard.calls_with_media()]
             calls += heard.calls_with_labels(calls)
+            own = self._in_own_code(heard, b)
         if self.same_code:
             self.differing = {p: v for p, v in self.differing.items() if self.readers.of(heard.config, p)}
             if not self.differing:
@@ -179,8 +183,23 @@ class _Comparison:
         if stuck & self.differing.keys():
             self._require_equal(heard, b, heard.calls(_LONG))
         self._require_run(heard, b, calls)
+        self._require_equal(*own)
         if not self.same_code:
             self._require_equal(heard, b, [*heard.calls_in_all_modes(), *b.calls_in_all_modes()])
+
+    def _in_own_code(self, a: Variant, b: Variant) -> tuple[Variant, Variant, list[Call]]:
+        """Both configs in the code of the first, and the calls of all modes of both: none if it is not the model's own,
+        names no field that differs, or cannot be traced, so that no basis is changed."""
+        values = fields(b.config)
+        both = Variant(a.config), a.having({path: values.get(path, UNSET) for path in self.differing})
+        said = {path[-1] for path in self.differing}
+        said |= {alias for alias, name in a.config.attribute_map.items() if name in said}
+        if not self.same_code or not brought(a.model) or said.isdisjoint(words_of(a.model)):
+            return *both, []
+        try:
+            return *both, [call for variant in both for call in variant.calls_in_all_modes()]
+        except IncompatibleModels:
+            return *both, []
 
     def _require_equal(self, a: Variant, b: Variant, calls: Iterable[Call]) -> None:
         for call in calls:

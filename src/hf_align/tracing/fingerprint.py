@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from transformers.utils.generic import ModelOutput
 
 from hf_align.runtime.devices import CPU, drawing
+from hf_align.tracing.branches.taken import branching
 from hf_align.tracing.build import quiet
 from hf_align.tracing.example import Example
 from hf_align.tracing.mode import Mode
@@ -92,7 +93,9 @@ class Call:
         free = [n for n in self.example.arguments if self.example.is_free(n)]
         try:
             prepared = nullcontext() if self.mode is None else self.mode.prepared(module)
-            with torch.no_grad(), drawing(CPU, 0), quiet(), prepared:  # noise that is drawn once is a constant
+            turns = () if self.mode is None else self.mode.turned_at
+            turned = branching(module, turns) if turns else nullcontext()
+            with torch.no_grad(), drawing(CPU, 0), quiet(), turned, prepared:  # noise that is drawn once is a constant
                 recorded = record(called, self.example.arguments, weights, free)
         except Exception as error:  # recording fails in as many ways as there are models
             raise CannotRecord(str(error)) from error
