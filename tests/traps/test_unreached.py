@@ -53,6 +53,7 @@ def test_what_no_call_reaches_is_no_secret(trap: Trap, tmp_path: Path, capsys: p
     check(trap, tmp_path, capsys)
 
 
+@pytest.mark.slow
 def test_what_only_another_argument_decides_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed, name in enumerate("ab"):
         save(of_code(code.SlicedTower, lengths()), seed, tmp_path / name)
