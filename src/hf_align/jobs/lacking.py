@@ -124,21 +124,22 @@ def _said(folder: Path, stored: Checkpoint, *, trust_remote_code: bool) -> list[
         return [f"what both models store is not what their architecture loads: {error}"]
     weights, said = NamedWeights(stored, names), []
     if missing := [name for name in names.missing if name in found.shapes]:
-        said.append(f"both models lack {_all(missing, 'weights')} of their architecture, and so does the result: "
+        said.append(f"both models lack {in_short(missing, 'weights')} of their architecture, and so does the result: "
                     "they are drawn at random when it is loaded")  # fmt: skip
     if foreign := [name for name in names.unused if not _is_ignored(name, model)]:
-        said.append(f"both models hold {_all(foreign, 'tensors')} that their architecture does not have: they are "
+        said.append(f"both models hold {in_short(foreign, 'tensors')} that their architecture does not have: they are "
                     "mixed like all others, and nothing reads them when the result is loaded")  # fmt: skip
     other = [name for name in found.shapes.keys() & weights.keys() if weights.stored(name).shape != found.shapes[name]]
     if other:
         name = min(other)
-        said.append(f"{_all(sorted(other), 'weights')} have other sizes in both models than their config.json says: "
-                    f"{list(weights.stored(name).shape)}, not {list(found.shapes[name])}; "
+        said.append(f"{in_short(sorted(other), 'weights')} have other sizes in both models than their config.json "
+                    f"says: {list(weights.stored(name).shape)}, not {list(found.shapes[name])}; "
                     "the result cannot be loaded as it is")  # fmt: skip
     return said
 
 
-def _all(names: Sequence[str], things: str) -> str:
+def in_short(names: Sequence[str], things: str) -> str:
+    """The first of some names, and how many more there are."""
     return names[0] + (f" and {len(names) - 1} more {things}" if len(names) > 1 else "")
 
 

@@ -12,6 +12,7 @@ from hf_align.checkpoints.hub import Source
 from hf_align.checkpoints.ondemand import Computed, Recalled
 from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Say, silent
+from hf_align.jobs.lacking import in_short
 from hf_align.jobs.respelling import refitted
 from hf_align.jobs.witnessing import moved_model
 from hf_align.matching.balanced import Balanced
@@ -293,16 +294,11 @@ def open_models(a: str, b: str, options: Options, say: Say, respell: Respell) ->
 def not_seen(spec: SymmetrySpec) -> Iterator[str]:
     """What is said of weights that no traced call reads, and of code that no call was found to send another way."""
     if spec.unread:
-        first = _first(spec.unread, "weights")
-        yield f"no traced call reads {first}: they stand still, and so does every space of their sizes"
+        weights = in_short(spec.unread, "weights")
+        yield f"no traced call reads {weights}: they stand still, and so does every space of their sizes"
     if spec.untried:
-        first = _first(spec.untried, "lines")
-        yield f"no argument that was tried sends {first} another way: what another one makes of B there is not known"
-
-
-def _first(names: Sequence[str], kind: str) -> str:
-    first, *others = names
-    return f"{first} and {len(others)} more {kind}" if others else first
+        lines = in_short(spec.untried, "lines")
+        yield f"no argument that was tried sends {lines} another way: what another one makes of B there is not known"
 
 
 def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | None, Batch | None]:
