@@ -1,9 +1,13 @@
-"""Any two models of one family: other tokenizers, other depths, other widths, experts.
+"""Any two models of one family: other tokenizers, other depths, other widths, experts; and of several families.
 
     python benchmarks/train_decoder.py TEXT out/family/tokens  --seed 4 --vocabulary 640 --steps 3000
     python benchmarks/train_decoder.py TEXT out/family/deep    --seed 5 --layers 4       --steps 2500
     python benchmarks/train_decoder.py TEXT out/family/experts-0 --seed 10 --experts 4   --steps 2500
     python benchmarks/train_decoder.py TEXT out/family/experts-1 --seed 11 --experts 4   --steps 2500
+    python benchmarks/train_decoder.py TEXT out/family/neox-0 --seed 12 --family gpt_neox --steps 2500
+    python benchmarks/train_decoder.py TEXT out/family/neox-1 --seed 13 --family gpt_neox --steps 2500
+    python benchmarks/train_decoder.py TEXT out/family/qwen3-0 --seed 14 --family qwen3 --tied --steps 2500
+    python benchmarks/train_decoder.py TEXT out/family/qwen3-1 --seed 15 --family qwen3 --tied --steps 2500
     OMP_NUM_THREADS=1 python benchmarks/family.py out/family     # writes family.md; ten minutes on one core
 
 `kjv.py` says where TEXT is. Losses are of the second half of the held-out text, in nats per byte, for tokens differ.
@@ -121,6 +125,8 @@ def main(trained: Path, output: Path = TABLE) -> None:
         "Llama with 4 layers, another with 3": (deep, LLAMA / "1"),
         "Llama with 4 layers, the one with its own tokens": (deep, tokens),
         "Mixtral, Mixtral": (trained / "experts-0", trained / "experts-1"),
+        "GPT-NeoX, GPT-NeoX": (trained / "neox-0", trained / "neox-1"),
+        "Qwen 3 with a tied table, another": (trained / "qwen3-0", trained / "qwen3-1"),
     }
     held_out, found = texts(), list[Row]()
     for pair, (a, b) in pairs.items():

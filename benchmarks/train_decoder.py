@@ -2,7 +2,8 @@
 
 TEXT is the King James Bible (`kjv.py` says where it is). The sizes are those of examples/models/llama/0 where nothing
 else is asked for: `--vocabulary 640` trains a tokenizer of its own on the same text, `--layers 4` makes it deeper,
-`--experts 4` a Mixtral with two experts for each token. Deterministic by seed; some minutes each on one CPU thread.
+`--experts 4` a Mixtral with two experts for each token, `--family gpt_neox` a model of another type, `--tied` one that
+writes with the table it reads with. Deterministic by seed; some minutes each on one CPU thread.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Generator, Tensor
 from tqdm import tqdm
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    LlamaConfig,
-    MixtralConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -65,18 +65,24 @@ def own_tokenizer(texts: list[str], size: int) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="[PAD]", mask_token="[MASK]")
 
 
-def llama(vocabulary: int, layers: int, width: int = WIDTH, experts: int = 0) -> PretrainedConfig:
-    """A Llama, or a Mixtral where there are experts."""
+def decoder(
+    vocabulary: int, layers: int, width: int = WIDTH, experts: int = 0, family: str = "llama", tied: bool = False
+) -> PretrainedConfig:
+    """A decoder of a family that calls its sizes as Llama does, or a Mixtral where there are experts.
+
+    Args:
+        family: the model type of transformers.
+        tied: whether the logits are made with the table of the tokens.
+    """
     sizes: dict[str, Any] = {
         "vocab_size": vocabulary, "hidden_size": width, "intermediate_size": 11 * width // 4,
         "num_hidden_layers": layers, "num_attention_heads": width // HEAD, "num_key_value_heads": width // HEAD // 2,
-        "head_dim": HEAD, "max_position_embeddings": LENGTH, "tie_word_embeddings": False, "bos_token_id": 0,
+        "head_dim": HEAD, "max_position_embeddings": LENGTH, "tie_word_embeddings": tied, "bos_token_id": 0,
         "eos_token_id": 0, "pad_token_id": 0, "rms_norm_eps": 1e-6,
     }  # fmt: skip
     if experts:
         sizes |= {"num_local_experts": experts, "num_experts_per_tok": 2, "intermediate_size": 11 * width // 8}
-        return MixtralConfig(**sizes)
-    return LlamaConfig(**sizes)
+    return AutoConfig.for_model("mixtral" if experts else family, **sizes)
 
 
 def untrained(config: PretrainedConfig, seed: int) -> PreTrainedModel:
@@ -119,6 +125,8 @@ def main(
     vocabulary: Annotated[int, typer.Option(help="Tokens of a tokenizer of its own; 0: that of the examples.")] = 0,
     layers: int = 3,
     experts: Annotated[int, typer.Option(help="Experts of each layer; 0: none.")] = 0,
+    family: Annotated[str, typer.Option(help="The model type of transformers.")] = "llama",
+    tied: Annotated[bool, typer.Option("--tied", help="Write with the table that is read with.")] = False,
     steps: int = 4000,
 ) -> None:
     torch.set_num_threads(1)
@@ -128,7 +136,7 @@ def main(
     texts = [common.decode(piece) for piece in pieces(everything, held_out, LENGTH)]
     tokenizer = own_tokenizer(texts, vocabulary) if vocabulary else common
     tokens = torch.cat([torch.tensor(tokenizer(t, verbose=False)["input_ids"]) for t in texts])
-    model = untrained(llama(len(tokenizer), layers, experts=experts), seed)
+    model = untrained(decoder(len(tokenizer), layers, WIDTH, experts, family, tied), seed)
     train(model, tokens.unfold(0, LENGTH, LENGTH), Recipe(steps), seed)
     typer.echo(f"held-out loss per byte {per_byte(model, tokenizer, [common.decode(row) for row in held_out]):.4f}")
     model.save_pretrained(out)

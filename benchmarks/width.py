@@ -18,7 +18,7 @@ from kjv import TOKENIZER, verses, windows
 from revision import revision
 from safetensors.torch import load_file
 from torch import Tensor
-from train_decoder import HEAD, HELD_OUT, LENGTH, WIDTH, Recipe, llama, train, untrained
+from train_decoder import HEAD, HELD_OUT, LENGTH, WIDTH, Recipe, decoder, train, untrained
 from transformers import AutoTokenizer, GPT2Config, PretrainedConfig
 
 from hf_align.jobs.opened import Basis, Opened
@@ -42,7 +42,7 @@ def gpt2(width: int) -> PretrainedConfig:
 
 FAMILIES: dict[str, Callable[[int], PretrainedConfig]] = {
     "GPT-2": gpt2,
-    "Llama": lambda width: llama(VOCABULARY, LAYERS, width),
+    "Llama": lambda width: decoder(VOCABULARY, LAYERS, width),
 }
 
 
