@@ -74,6 +74,13 @@ def documented(model: PreTrainedModel, name: str, example: Example) -> Iterator[
         if dtype == torch.long and len(shape) == 2 and shape[-1] > _LAYOUT and not name.endswith(("mask", "ids")):
             value = torch.arange(shape[-1]).expand(shape).contiguous()
         yield value
+        if dtype == torch.bool and shape:
+            yield every_second(shape)
+
+
+def every_second(shape: Sequence[int]) -> Tensor:
+    """Truth values of this shape, every second one along the last axis true."""
+    return (torch.arange(shape[-1]) % 2 == 0).expand(*shape).contiguous()
 
 
 def _dtype(kind: str, alike: Sequence[Tensor]) -> torch.dtype:

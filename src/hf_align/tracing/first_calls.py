@@ -18,6 +18,8 @@ from hf_align.tracing.state import left_as_found
 
 _MOST = 4
 """Changes of a call that failed which are tried."""
+_TIMES = 2
+"""Changes of one call, each for what it lacks after the last."""
 
 
 def first_calls(model: PreTrainedModel, rows: int, length: int) -> Iterator[Example]:
@@ -37,8 +39,15 @@ def mended_calls(model: PreTrainedModel, ended: Iterable[tuple[Example, Exceptio
     """
     for example, error in ended if not isinstance(model, ModuleModel) else ():
         if error is not None:
-            modes = mended(model, Mode(example.said, example), error)
-            yield from (mode.example for mode in islice(modes, _MOST))
+            yield from _mended(model, Mode(example.said, example), error, _TIMES)
+
+
+def _mended(model: PreTrainedModel, mode: Mode, error: Exception, times: int) -> Iterator[Example]:
+    """A call that failed, changed as its error suggests, and changed again where it then fails otherwise."""
+    for changed in islice(mended(model, mode, error), _MOST):
+        yield changed.example
+        if times > 1 and (other := error_of(model, changed.example)) is not None and str(other) != str(error):
+            yield from _mended(model, changed, other, times - 1)
 
 
 def error_of(model: PreTrainedModel, example: Example) -> Exception | None:

@@ -63,6 +63,8 @@ class Reader:
 def examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Example]:
     """Candidate arguments, likely ones first; in the end, texts that a token ends which stands nowhere else in them.
 
+    Where none of them has all that `forward` asks for, they lack one argument: the error of a call tells which.
+
     Args:
         batch, length: token ids are [batch, length] (or shorter, where the config has fewer positions).
     """
@@ -86,16 +88,18 @@ def _examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Examp
     read = reader(model, batch, length)
     allowed = text_tokens(model.config)
     main = getattr(model, "main_input_name", "input_ids")
-    for arguments in _candidates(read, main if isinstance(main, str) else main[0]):
-        if arguments and needed <= arguments.keys() <= read.parameters:
-            names = [
-                n for n, t in arguments.items() if n.endswith(("input_ids", "inputs")) and not t.is_floating_point()
-            ]
-            of_one = max([1, *(len(arguments[name]) // batch for name in names)])
-            sounds = {name: sound_tokens(model.config) for name in names if arguments[name].dim() > 2}
-            tokens = {name: sounds.get(name, allowed) for name in names}
-            ids = {name: kind[arguments[name] % len(kind)] for name, kind in sounds.items()}
-            yield Example({**arguments, **ids}, tokens, of_one)
+    likely = _candidates(read, main if isinstance(main, str) else main[0])
+    by_lack: dict[int, list[dict[str, Tensor]]] = {0: [], 1: []}
+    for arguments in likely:
+        if arguments and arguments.keys() <= read.parameters:
+            by_lack.setdefault(len(needed - arguments.keys()), []).append(arguments)
+    for arguments in by_lack[0] or by_lack[1]:
+        names = [n for n, t in arguments.items() if n.endswith(("input_ids", "inputs")) and not t.is_floating_point()]
+        of_one = max([1, *(len(arguments[name]) // batch for name in names)])
+        sounds = {name: sound_tokens(model.config) for name in names if arguments[name].dim() > 2}
+        tokens = {name: sounds.get(name, allowed) for name in names}
+        ids = {name: kind[arguments[name] % len(kind)] for name, kind in sounds.items()}
+        yield Example({**arguments, **ids}, tokens, of_one)
 
 
 def reader(model: PreTrainedModel, batch: int, length: int) -> Reader:

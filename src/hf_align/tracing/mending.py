@@ -3,6 +3,7 @@ places in a text for what stands there."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
 import json
@@ -21,7 +22,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from transformers import PreTrainedModel
 
 from hf_align.tracing.build import quiet, trained_buffers
-from hf_align.tracing.documented import NOT_ASKED, OF_TEXT, announced_media, documented
+from hf_align.tracing.documented import NOT_ASKED, OF_TEXT, announced_media, documented, every_second
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mode import Mode, NothingNew, extent
@@ -41,8 +42,9 @@ is put beside something that is."""
 _LENGTHS = [
     re.compile(r"of tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at non-singleton"),
     re.compile(r"of length (\d+) at (?P<axis>-\d+)!.* broadcastable to (?P<shape>\[[\d, ]+\])", re.DOTALL),
+    re.compile(r"mask \D*\[(?:\d+, )*(\d+)\].* indexed tensor \D*(?P<shape>\[[\d, ]+\])\D* at index (?P<axis>\d+)"),
 ]
-"""In an error of two values that do not go together, with values and without them."""
+"""In an error of two values that do not go together, with values and without them, and of marks and what they mark."""
 _CONVOLVED = re.compile(r"input to conv(\d)d, but got input of size: \[([\d, ]+)\]")
 _PUT = re.compile(r"shape \[(\d+)[\d, ]*\] cannot be (?:put|broadcast)")
 """In an error of vectors for which a text has too few places."""
@@ -63,8 +65,9 @@ def mended(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mod
         yield from _of_sizes_told(model, mode, str(error))
     words = {*re.findall(r"\w+", str(error))}
     missing = _missing(model, mode)
-    if "NoneType" in words or words & missing:
+    if "NoneType" in words or words & missing or any(map(_condition_of, _frames_of(error)[-1:])):
         yield from _with_named(model, mode, error, missing)
+    yield from _lengthened(model, mode, _marks(mode.example.arguments), str(error))
     if mode.announced is not None:
         yield from _with_truth_values(model, mode, str(error))
         yield from _enlarged(model, mode, mode.announced[1], str(error))
@@ -160,6 +163,11 @@ def _vectors(given: Mapping[str, Any]) -> dict[str, Tensor]:
     return {n: t for n, t in given.items() if isinstance(t, Tensor) and t.is_floating_point()}
 
 
+def _marks(given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Truth values, one for each place."""
+    return {n: t for n, t in given.items() if isinstance(t, Tensor) and t.dtype == torch.bool and n not in OF_TEXT}
+
+
 def _places(given: Mapping[str, Any]) -> dict[str, Tensor]:
     """Tables of whole numbers, and masks, that go with media."""
     tensors = {n: t for n, t in given.items() if isinstance(t, Tensor) and n not in OF_TEXT}
@@ -201,9 +209,9 @@ def _lengthened(model: PreTrainedModel, mode: Mode, given: Mapping[str, Tensor],
 
 
 def _lengths_told(said: str) -> tuple[int, int] | None:
-    with_values, without = (lengths.search(said) for lengths in _LENGTHS)
-    if without is not None:
-        return int(without[1]), json.loads(without["shape"])[int(without["axis"])]
+    with_values, *of_shapes = (lengths.search(said) for lengths in _LENGTHS)
+    for found in filter(None, of_shapes):
+        return int(found[1]), json.loads(found["shape"])[int(found["axis"])]
     return None if with_values is None else (int(with_values[1]), int(with_values[2]))
 
 
@@ -213,7 +221,8 @@ def _of_length(model: PreTrainedModel, mode: Mode, name: str, axis: int, length:
     if items.numel() // items.shape[axis] * length <= _ITEMS:
         shape = [*items.shape]
         shape[axis] = length
-        yield _changed(model, mode, {name: items.narrow(axis, 0, 1).expand(shape).contiguous()})
+        longer = items.narrow(axis, 0, 1).expand(shape).contiguous()
+        yield _changed(model, mode, {name: every_second(shape) if longer.dtype == torch.bool else longer})
 
 
 def _unflattened(model: PreTrainedModel, mode: Mode, given: Mapping[str, Tensor], said: str) -> Iterator[Mode]:
@@ -245,16 +254,33 @@ def _named(error: Exception, missing: Collection[str], kind: str) -> list[str]:
         kind: what a name may begin with there and not here: sizes are `image_sizes`.
     """
     texts = [str(error)]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(_TORCH) and Path(__file__).parent not in Path(frame.filename).parents:
-            first = frame.lineno or 0
-            lines = range(first, (frame.end_lineno or first) + 1)
-            texts.append("".join(linecache.getline(frame.filename, number) for number in lines))
+    for frame in reversed(_frames_of(error)):
+        first = frame.lineno or 0
+        lines = range(first, (frame.end_lineno or first) + 1)
+        texts += [_condition_of(frame), "".join(linecache.getline(frame.filename, number) for number in lines)]
     for text in texts:
         words = [name for word in re.findall(r"\w+", text) for name in (word, f"{kind}_{word}")]
         if found := [n for n in dict.fromkeys(words) if n in missing and not NOT_ASKED.search(n)]:
             return found
     return []
+
+
+def _frames_of(error: Exception) -> list[traceback.FrameSummary]:
+    """The modelling code that an error went through, the innermost last."""
+    found = traceback.extract_tb(error.__traceback__)
+    ours = Path(__file__).parent
+    return [f for f in found if not f.filename.startswith(_TORCH) and ours not in Path(f.filename).parents]
+
+
+def _condition_of(frame: traceback.FrameSummary) -> str:
+    """The condition under which a line raises an error: `mask is None`; empty if it raises none, or always does."""
+    code = linecache.getlines(frame.filename)
+    line = frame.lineno or 0
+    if not (0 < line <= len(code) and code[line - 1].lstrip().startswith("raise ")):
+        return ""
+    branches = (node for node in ast.walk(ast.parse("".join(code))) if isinstance(node, ast.If))
+    tests = [n.test for n in branches for s in n.body if isinstance(s, ast.Raise) and s.lineno == line]
+    return ast.unparse(tests[0]) if tests else ""
 
 
 def with_places(model: PreTrainedModel, arguments: Mapping[str, Tensor], places: Mapping[int, int]) -> Example:
