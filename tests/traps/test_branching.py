@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from traps import assigned, built, made
 from traps import branching as code
-from traps import made
 from traps.test_asked import once
 from traps.trap import Calls, Trap, both, cases, check, forward, ids_of, lengths, of_code
 
@@ -40,6 +40,11 @@ def switched(model: PreTrainedModel) -> dict[str, Any]:
         return forward(model, input_ids=ids_of(model, 7))
 
     return {"switched": read}
+
+
+def labelled(model: PreTrainedModel) -> dict[str, Any]:
+    ids = ids_of(model, 7)
+    return {"with labels": partial(forward, input_ids=ids, labels=ids)}
 
 
 TRAPS = [
@@ -69,6 +74,12 @@ TRAPS = [
     of_code(code.ContextTower, lengths(47, 20)),
     of_code(code.ClosedOverTower, lengths(47, 20)),
     of_code(code.ShapedTower, lengths(47, 20)),
+    of_code(built.SinusoidTower, lengths(5, 40)),
+    of_code(built.SpreadTower, lengths(7)),
+    of_code(assigned.FirstCallTower, lengths(7, 40)),
+    of_code(assigned.UnitsTower, lengths(7, 40)),
+    replace(of_code(assigned.WrittenTower, lengths(7, 40)), may_refuse=True),
+    replace(of_code(assigned.LabelledTower, labelled), may_refuse=True),
     of_code(code.CompiledTower, both(texts(10, 7), texts(20, 5))),
     replace(of_code(code.ScriptedTower, texts(36, 7)), may_refuse=True),
     replace(of_code(made.MadeTower, lengths(47, 20)), may_refuse=True),

@@ -34,6 +34,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from hf_align.runtime.devices import CPU
 from hf_align.tracing.answers import ANSWER, value_shown
+from hf_align.tracing.assigned import assignments_seen
 from hf_align.tracing.drawn import Draws
 from hf_align.tracing.frames import calling_frame, line, modelling_frame
 from hf_align.tracing.listed import LISTED_AT, Lists
@@ -108,7 +109,8 @@ class Recorder(ProxyTorchDispatchMode):
         self.varying.update(self.nodes[value] for value in (*(given[n] for n in free), *empty.values()))
         stay = patch.object(nn.Module, "_apply", lambda module, *_, **__: module)  # a cast of weights is none of ours
         straight = patch.object(torch._library.utils, "handle_dispatch_mode", _handed_on)
-        with stay, straight, _step_by_step(), self._module_paths(model), enable_python_dispatcher(), self:
+        assigned = assignments_seen(self._assigned)
+        with stay, straight, assigned, _step_by_step(), self._module_paths(model), enable_python_dispatcher(), self:
             results = torch.func.functional_call(model, empty, (), given, tie_weights=True)
         outputs = returned(model, results)
         self.writer.graph.output(tuple(self._node(t) for t in outputs))
@@ -247,6 +249,14 @@ class Recorder(ProxyTorchDispatchMode):
         self.showing[value.untyped_storage()._cdata].append(WeakIdRef(value))
         node.meta["val"] = described(value)
         return node
+
+    def _assigned(self, target: FakeTensor, value: Tensor) -> Tensor:
+        """Remember what a tensor holds from now on, in the memory of that."""
+        node = self._node(value)
+        held = value if isinstance(value, FakeTensor) else self._without_value(value, node)
+        self.nodes[target] = node
+        self.showing[held.untyped_storage()._cdata].append(WeakIdRef(target))
+        return held
 
     def _born(self, func: Any, result: Any, *, blank: bool = False) -> Any:
         """What a call without fake operands gives; zeros where memory may hold anything."""

@@ -41,6 +41,8 @@ class OfArguments(InScopes):
                 return any(map(self.is_decided_before, parts))
             case ast.Compare(left=value, ops=[ast.Is() | ast.IsNot()]):
                 return self._is_argument(value, or_something=True)
+            case ast.Compare(left=value) if _is_kind(value):
+                return True
             case ast.Compare(left=ast.Constant(), ops=[ast.In() | ast.NotIn()], comparators=[value]):
                 return self._is_argument(value)
             case ast.Compare(left=ast.Name() as value, comparators=[ast.Constant(value=str())]):
@@ -174,6 +176,16 @@ def _is_no_number_of_a_tensor(value: ast.expr) -> bool:
         case ast.Subscript(value=owner):
             return _is_no_number_of_a_tensor(owner)
     return True
+
+
+def _is_kind(value: ast.expr) -> bool:
+    """Whether a value is the class of something, or what that is called."""
+    match value:
+        case ast.Call(func=ast.Name(id="type"), args=[_]):
+            return True
+        case ast.Attribute(value=owner, attr=name):
+            return name == "__class__" or _is_kind(owner)
+    return False
 
 
 def _is_dtype(value: ast.expr) -> bool:

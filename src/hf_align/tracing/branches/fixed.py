@@ -7,16 +7,18 @@ import ast
 import builtins
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from hf_align.tracing.branches.changed import READS, Named, bindings
+from hf_align.tracing.branches.changed import BUILT_BY, READS, Named, bindings
 
 _LOOKED_UP_BY = ("getattr", "hasattr")
+_ONCE = (*BUILT_BY, PreTrainedModel._init_weights.__name__)
+"""Methods that are called when a model is built, and no more."""
 Function = Named | ast.Lambda
 _CALLED_BY_OTHERS = frozenset(dir(PreTrainedModel) + dir(GenerationMixin))
 """What libraries call."""
@@ -38,8 +40,8 @@ class Known:
 
 
 def with_handed(known: Known, sources: Iterable[str]) -> Known:
-    """What is known, and which arguments are the same wherever a function is called: they are as long as no call of the
-    files hands it anything else, and nobody else calls it."""
+    """What is known, and which arguments are the same wherever a function is called once a model is built: they are as
+    long as no call of the files hands it anything else, and nobody else calls it."""
     trees = [ast.parse(source) for source in sources]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     named = [node for node in nodes if isinstance(node, Named)]
@@ -49,11 +51,12 @@ def with_handed(known: Known, sources: Iterable[str]) -> Known:
     once = {name for name, count in Counter(n.name for n in named).items() if count == 1}
     known_by_name = {name for name in once if any(re.fullmatch(names, name) for names in made)}
     functions = {n.name: n for n in named if n.name in once & mentioned - _CALLED_BY_OTHERS - known_by_name}
+    later = frozenset(name for n in named if n.name not in _ONCE for name in _called(n))
     found = frozenset((n.name, a.arg) for n in functions.values() for a in (*n.args.args, *n.args.kwonlyargs))
     while True:
         assumed = replace(known, handed=found)
         for tree in trees:
-            calls = _Calls(tree, assumed, functions)
+            calls = _Calls(tree, assumed, functions, later)
             calls.visit(tree)
             found -= calls.differing
         if found == assumed.handed:
@@ -67,6 +70,14 @@ def _by_name(node: ast.AST) -> str | None:
             parts = name.values if isinstance(name, ast.JoinedStr) else [name]
             return "".join(re.escape(str(p.value)) if isinstance(p, ast.Constant) else ".*" for p in parts)
     return None
+
+
+def _called(function: Named) -> Iterator[str]:
+    """The names of what a function calls."""
+    for node in ast.walk(function):
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+                yield name
 
 
 def _is_static(function: Named) -> bool:
@@ -209,9 +220,11 @@ class _Calls(InScopes):
         differing: functions with those of their arguments that may be others from call to call.
     """
 
-    def __init__(self, tree: ast.Module, known: Known, functions: Mapping[str, Named]) -> None:
+    def __init__(
+        self, tree: ast.Module, known: Known, functions: Mapping[str, Named], built_later: frozenset[str]
+    ) -> None:
         super().__init__(tree, known)
-        self._functions, self.differing = functions, set[tuple[str, str]]()
+        self._functions, self._built_later, self.differing = functions, built_later, set[tuple[str, str]]()
 
     def _fixed_arguments(self, node: Named) -> frozenset[str]:
         """Those, and modules that it cannot do without: what these hand on is as it was built."""
@@ -250,10 +263,17 @@ class _Calls(InScopes):
             k.arg is None for k in call.keywords
         )
         for name, value in handed:
-            if name is not None and not self.is_fixed(value):
+            if name is not None and not (self._builds() or self.is_fixed(value)):
                 self.differing.add((function.name, name))
         if is_spread:
             self._mentioned(call, function.name)
+
+    def _builds(self) -> bool:
+        """Whether this is done when a module is built, and none of its kind is built in a call."""
+        match self._within:
+            case [*owner, name, "<locals>"] if name in _ONCE and len(self._scopes) == 1:
+                return ".".join(owner) in self._known.modules - self._built_later
+        return False
 
 
 def _is_of_model(value: ast.expr) -> bool:
