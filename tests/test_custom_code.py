@@ -14,6 +14,9 @@ import transformers
 from conftest import run
 from oddball import OddballConfig, OddballForCausalLM
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from transformers.models.auto import configuration_auto, modeling_auto
 
@@ -23,6 +26,10 @@ from hf_align.tracing import modes
 from hf_align.tracing.build import read_config
 from hf_align.tracing.trace import trace
 
+WITH_LOSS = """print("something")
+        logits = self.head(self.norm(x))
+        loss = None if labels is None else self.loss_function(logits, labels, logits.shape[-1])
+        return CausalLMOutput(loss=loss, logits=logits)"""
 IDS = torch.randint(29, (4, 9), generator=torch.Generator().manual_seed(5))
 """Enough words and few enough channels that what one layer does to each word determines its weights."""
 
@@ -113,6 +120,25 @@ def test_a_merge_of_checkpoints_with_their_own_code(
         torch.testing.assert_close((ends[0][name] + ends[1][name]) / 2, ends[2][name])
     assert logits(tmp_path / "half", trust_remote_code=True).isfinite().all()
     assert type(read_config(tmp_path / "half", trust_remote_code=True)).__module__.startswith("transformers_modules")
+
+
+def test_what_code_prints_or_would_be_asked_is_no_part_of_a_result(
+    with_code: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer is read without a question."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("nobody is asked"))
+    words = {f"w{i}": i for i in range(29)}
+    tokenizer = Tokenizer(WordLevel(words, "w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    for folder in with_code:
+        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+        code = folder / "oddball.py"
+        source = code.read_text().replace("input_ids: Tensor,", "input_ids: Tensor, labels=None,")
+        code.write_text(source.replace("return CausalLMOutput(logits=self.head(self.norm(x)))", WITH_LOSS))
+    (tmp_path / "held_out.txt").write_text(" ".join(f"w{i * i % 29}" for i in range(600)))
+    wanted = ["merge", *with_code, "-o", tmp_path / "out", "--trust-remote-code", "--json", "--quiet"]
+    assert run(*wanted, "--data", tmp_path / "held_out.txt", "--effort", "good") == 0
+    assert json.loads(capsys.readouterr().out)["comparison"]
 
 
 def test_code_that_is_not_trusted_does_not_run(

@@ -81,7 +81,7 @@ def score(
 
 def _tokenizer_of(name: str, model: PreTrainedModel) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(model.config._name_or_path)
+        return AutoTokenizer.from_pretrained(model.config._name_or_path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise OptionError(f"{name} comes without a tokenizer, which the tasks need") from error
 

@@ -309,7 +309,8 @@ def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | N
     """
     if data is None:
         return None, None
-    everything = require_fit(load_data(data, pair.a.folder, pair.config), data, pair.config)
+    read = load_data(data, pair.a.folder, pair.config, trust_remote_code=options.trust_remote_code)
+    everything = require_fit(read, data, pair.config)
     running = [f"--match {options.match}"] if options.match in ("activation", "learned") else []
     running += [f"--method {options.method}"] if options.method in RUNNING else []
     if not running:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,14 +54,15 @@ class Reader:
     ties: Mapping[str, str]
 
     @classmethod
-    def of(cls, model: Model, network: Network, weights: Weights) -> Reader:
+    def of(cls, model: Model, network: Network, weights: Weights, *, trust_remote_code: bool) -> Reader:
         """Weights that read in the tokens of a model.
 
         Args:
             weights: by name in memory.
+            trust_remote_code: run the code of a tokenizer that comes with the model.
         """
         known = inventory(build_without_weights(network.config))
-        tokenizer = AutoTokenizer.from_pretrained(model.folder)
+        tokenizer = AutoTokenizer.from_pretrained(model.folder, trust_remote_code=trust_remote_code)
         return cls(network, network.placed(Computed(known.shapes, weights.__getitem__)), tokenizer, known.ties)
 
     def written(self, count: int, seed: int) -> Tensor:
@@ -117,7 +119,8 @@ def refitted(model: Model, first: Model, *, options: Options) -> Model:
         new.must_hold("its tables are fitted in memory")
     except CannotRun as error:
         return replace(model, respelled=f"{model.respelled}, as they are: {error}")
-    return _fitted(model, Reader.of(model, own, weights.own), Reader.of(first, new, weights), options)
+    reader = partial(Reader.of, trust_remote_code=options.trust_remote_code)
+    return _fitted(model, reader(model, own, weights.own), reader(first, new, weights), options)
 
 
 def _fitted(model: Model, own: Reader, new: Reader, options: Options) -> Model:

@@ -31,7 +31,8 @@ def texts(models: Opened, weights: Mapping[str, Weights], held_out: Batch) -> di
     if tokens is None or tokens.dim() != 2:
         return {}
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(models.first.a.folder)
+        trusted = models.options.trust_remote_code
+        tokenizer: Any = AutoTokenizer.from_pretrained(models.first.a.folder, trust_remote_code=trusted)
         prompt = tokens[:1, :_PROMPT].to(network.device)
         found = []
         for name, each in weights.items():

@@ -31,7 +31,9 @@ _TABLES = (".csv", ".tsv")
 _IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
-def load_data(path: Path, tokenizer_from: Path | None, config: PretrainedConfig) -> Batch:
+def load_data(
+    path: Path, tokenizer_from: Path | None, config: PretrainedConfig, *, trust_remote_code: bool = False
+) -> Batch:
     """Held-out examples as arguments of `forward`, [examples, ...].
 
     Args:
@@ -39,12 +41,13 @@ def load_data(path: Path, tokenizer_from: Path | None, config: PretrainedConfig)
             for each argument), or a folder of images.
         tokenizer_from: the folder whose tokenizer reads text, or whose image processor reads images.
         config: of the model, which says how long a context is, and whether tokens of text are to be masked.
+        trust_remote_code: run the code of a tokenizer that comes with the folder.
 
     Raises:
         HfAlignError: the file is missing, empty, a table, or needs a tokenizer that is not there.
     """
     if path.is_dir():
-        return _images(path, tokenizer_from)
+        return _images(path, tokenizer_from, trust_remote_code)
     if not path.is_file():
         raise HfAlignError(f"{path}: no such file; {_TAKEN}")
     if path.suffix in _TABLES:  # as text, its header and separators would be part of what is predicted
@@ -66,7 +69,7 @@ def load_data(path: Path, tokenizer_from: Path | None, config: PretrainedConfig)
         if not all(isinstance(row.get("text"), str) for row in rows):
             raise HfAlignError(f'{path}: not every line has a "text" that is a text')
         text = "\n".join(row["text"] for row in rows)
-    tokenizer = _tokenizer(tokenizer_from, path)
+    tokenizer = _tokenizer(tokenizer_from, path, trust_remote_code)
     tokens = _contexts(text, tokenizer, config, path)
     return _masked(tokens, tokenizer) if _is_masked_lm(config) else {"input_ids": tokens}
 
@@ -135,23 +138,23 @@ def _column(values: list[Any], name: str, path: Path) -> Tensor:
         raise HfAlignError(f'{path}: {what}; lines hold a "text", or arguments of the model') from error
 
 
-def _images(folder: Path, model: Path | None) -> Batch:
+def _images(folder: Path, model: Path | None, trusted: bool) -> Batch:
     files = sorted(f for f in folder.iterdir() if f.suffix.lower() in _IMAGES)
     if not files:
         raise HfAlignError(f"{folder} holds no images ({', '.join(_IMAGES)}); {_TAKEN}")
     try:
         from PIL import Image
 
-        processor = AutoImageProcessor.from_pretrained(model)
+        processor = AutoImageProcessor.from_pretrained(model, trust_remote_code=trusted)
         pixels: Tensor = processor([Image.open(f) for f in files], return_tensors="pt")["pixel_values"]
     except Exception as error:  # an image, or a processor's config, may be anything
         raise HfAlignError(f"{folder} cannot be read by the image processor of {model}: {error}") from error
     return {"pixel_values": pixels}
 
 
-def _tokenizer(folder: Path | None, path: Path) -> Any:
+def _tokenizer(folder: Path | None, path: Path, trusted: bool) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
     except Exception as error:  # its files may be anything
         raise HfAlignError(
             f"{path} is text, but {folder} has no tokenizer that can be read; give token ids as safetensors"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import importlib
+import io
 import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -87,11 +88,13 @@ class _WeightsOnMeta(TorchFunctionMode):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Constructors warn about sizes that are unusual only because they are small, exports about why they fail.
+    """Constructors warn about sizes that are unusual only because they are small, exports about why they fail; and some
+    models print, where the result of a command is to stand.
 
     `logging.disable` would have thousands of loggers forget what they know, twice each time.
     """
-    with patch.object(logging.Logger, "handle", lambda logger, record: None), warnings.catch_warnings():
+    unheard = patch.object(logging.Logger, "handle", lambda logger, record: None)
+    with unheard, warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hf_align.tracing.build import quiet
 from hf_align.tracing.example import Example
 
 Scalar = str | int | float | Enum
@@ -101,7 +102,7 @@ def _seen_by(call: Callable[..., Any], base: Example, name: str, watched: Callab
     """What a value is compared with in a call."""
     seen = list[Any]()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), quiet():
             call(**base.arguments, **{name: watched(seen)})
     except Exception:  # whatever a model says of a value that it does not know: it has compared it before
         pass
