@@ -284,8 +284,8 @@ def _with_other_branches(
 
 
 def _unusual(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
-    """Many texts of many tokens, for some code runs with no fewer; one token, behind which nothing stands; and a text as
-    long as each number in the code says, for some runs with no other."""
+    """Many texts of many tokens, for some code runs with no fewer; one token, which stands alone; and a text as long as
+    each number in the code says, for some runs with no other."""
     room = min(positions(model.config) or LONGEST, LONGEST)
     numbers = {n for code in code_of(model) for n in leaves(code.co_consts) if type(n) is int and LEAST <= n <= room}
     lengths = (1, *spread(sorted(numbers - {extent(base)[1]}), _EXACT))
