@@ -259,9 +259,14 @@ def run_of(node: fx.Node) -> Run | None:
 
 def written_out_as(node: fx.Node) -> _Function:
     """What a composite op is made of: as its family says, else as torch takes it apart."""
-    read_families()
-    own = _WRITTEN_OUT.get(op_name(node))
+    own = made_of(op_name(node))
     return own if own is not None else decomposition_table[node.target]  # type: ignore[index]
+
+
+def made_of(op: str) -> _Function | None:
+    """What a family says that an op is made of, if it is."""
+    read_families()
+    return _WRITTEN_OUT.get(op)
 
 
 def op_name(node: fx.Node) -> str:

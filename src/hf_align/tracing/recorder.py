@@ -41,7 +41,7 @@ from hf_align.tracing.listed import LISTED_AT, Lists
 from hf_align.tracing.memory import can_be_put_back, owner, remember_view, written_anew
 from hf_align.tracing.mode import is_answer
 from hf_align.tracing.nested import leaves, mapped
-from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.ops import Trait, does, made_of
 from hf_align.tracing.reasons import needs_numbers
 from hf_align.tracing.results import Made, behaviour_of, blank_like, described, result_of, targets_of
 from hf_align.tracing.returned import returned
@@ -146,6 +146,9 @@ class Recorder(ProxyTorchDispatchMode):
                     self.made[id(result)] = Made.by(func, args, kwargs, result)
             self.lists.hand_on((args, kwargs), result)
             return self._born(func, result, blank=Trait.BLANK in op.traits)
+        if (apart := made_of(func._opname)) is not None:
+            with enable_python_dispatcher(), self:
+                return apart(*args, **kwargs)
         if op.is_indexing:
             args = (args[0], [i for index in args[1] for i in _numbered(index)], *args[2:])
         listed = self.lists.instead(func, op, args, kwargs)
