@@ -14,6 +14,7 @@ import tokenizers
 import torch
 from conftest import run, save, tiny_bert
 from safetensors.torch import save_file
+from transformers import AutoTokenizer
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import AUDIO_TOKENIZER_NAME, PROCESSOR_NAME, VIDEO_PROCESSOR_NAME
 
@@ -32,7 +33,7 @@ def embedders(tmp_path: Path) -> list[Path]:
 
 
 def _embedder(folder: Path, seed: int) -> Path:
-    save(folder, tiny_bert(), seed)
+    save(folder, tiny_bert(architectures=["BertModel"]), seed)
     (folder / "modules.json").write_text(json.dumps([{"idx": i, "path": path} for i, path in enumerate(MODULES)]))
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
     (folder / "notes.json").write_text('{"private": true}')
@@ -126,3 +127,57 @@ def test_files_of_one_model_alone_are_not_spoken_of(tmp_path: Path) -> None:
     assert not_merged([a, b]) and not not_merged([a, b], without=["preprocessor*"])
     (b / "preprocessor_config.json").unlink()
     assert not not_merged([a, b])
+
+
+SPELLER = """
+import json
+from transformers import PreTrainedTokenizer
+
+print("a tokenizer is read")
+
+
+class Speller(PreTrainedTokenizer):
+    vocab_files_names = {"words": "letters.json"}
+
+    def __init__(self, words, **kwargs):
+        self.ids = json.load(open(words))
+        super().__init__(**kwargs)
+
+    def get_vocab(self):
+        return self.ids
+
+    @property
+    def vocab_size(self):
+        return len(self.ids)
+
+    def _tokenize(self, text):
+        return list(text)
+
+    def _convert_token_to_id(self, token):
+        return self.ids[token]
+
+    def _convert_id_to_token(self, index):
+        return "abcd"[index]
+"""
+
+
+def _spelling(folder: Path, seed: int, letters: str = "abcd") -> Path:
+    """A model that transformers knows, with a tokenizer of its own."""
+    save(folder, tiny_bert(), seed)
+    (folder / "speller.py").write_text(SPELLER)
+    (folder / "letters.json").write_text(json.dumps({letter: i for i, letter in enumerate(letters)}))
+    (folder / "diary.json").write_text("{}")
+    said = {"auto_map": {"AutoTokenizer": ["speller.Speller", None]}, "tokenizer_class": "Speller"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    return folder
+
+
+def test_a_tokenizer_of_its_own_goes_with_a_model_and_what_its_code_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = _spelling(tmp_path / "a", 0), _spelling(tmp_path / "b", 1, "badc")
+    (note,) = (n for n in _notes("merge", a, b, "-o", tmp_path / "out", capsys=capsys) if "letters.json" in n)
+    assert note.startswith("letters.json (a, b and 2 more) differs between the models")
+    assert not (tmp_path / "out" / "diary.json").exists()
+    found = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert found("dab", add_special_tokens=False)["input_ids"] == [3, 0, 1]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import run
+from conftest import run, tiny_llama
+from conftest import save as save_as
 from oddball import OddballConfig, OddballForCausalLM
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -30,6 +31,22 @@ WITH_LOSS = """print("something")
         logits = self.head(self.norm(x))
         loss = None if labels is None else self.loss_function(logits, labels, logits.shape[-1])
         return CausalLMOutput(loss=loss, logits=logits)"""
+LLAMA = {
+    "mine_config.py": """from transformers import LlamaConfig
+
+
+class MineConfig(LlamaConfig):
+    model_type = "mine"
+""",
+    "mine.py": """import transformers
+
+from .mine_config import MineConfig
+
+
+class LlamaForCausalLM(transformers.LlamaForCausalLM):
+    config_class = MineConfig
+""",
+}
 IDS = torch.randint(29, (4, 9), generator=torch.Generator().manual_seed(5))
 """Enough words and few enough channels that what one layer does to each word determines its weights."""
 
@@ -141,13 +158,31 @@ def test_what_code_prints_or_would_be_asked_is_no_part_of_a_result(
     assert json.loads(capsys.readouterr().out)["comparison"]
 
 
+def test_what_mergekit_itself_makes_of_models_with_code_has_their_code(with_code: object, tmp_path: Path) -> None:
+    for name, seed in (("llama0", 0), ("llama1", 1)):
+        folder = save_as(tmp_path / name, tiny_llama(), seed)
+        for file, code in LLAMA.items():
+            (folder / file).write_text(code)
+        config = json.loads((folder / "config.json").read_text())
+        config |= {
+            "auto_map": {"AutoConfig": "mine_config.MineConfig", "AutoModelForCausalLM": "mine.LlamaForCausalLM"}
+        }
+        (folder / "config.json").write_text(json.dumps(config | {"model_type": "mine"}))
+    sources = [{"sources": [{"model": str(tmp_path / name), "layer_range": [0, 1]}]} for name in ("llama0", "llama1")]
+    recipe = {"slices": sources, "merge_method": "passthrough", "dtype": "float32"}
+    (tmp_path / "recipe.yml").write_text(json.dumps(recipe))
+    assert run("mergekit", tmp_path / "recipe.yml", tmp_path / "out", "--trust-remote-code", "--quiet") == 0
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert type(found).__module__.startswith("transformers_modules") and found.config.num_hidden_layers == 2
+
+
 def test_code_that_is_not_trusted_does_not_run(
     with_code: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (with_code[0] / "oddball.py").write_text("raise SystemExit('it ran')\n")
     assert run("merge", *with_code, "-o", tmp_path / "out", "--quiet") == 2
     error = capsys.readouterr().err.strip().splitlines()
-    assert len(error) == 1 and "trust" in error[0]
+    assert len(error) == 1 and "brings its own code, which runs only with --trust-remote-code" in error[0]
     assert not (tmp_path / "out").exists()
 
 
@@ -210,7 +245,7 @@ def test_what_no_trace_has_seen_is_witnessed(
     monkeypatch.setattr(modes, "try_ways", lambda *_: None)
     monkeypatch.setattr(modes, "_longer", lambda *_: ())
     monkeypatch.setattr(modes, "_with_fewer_tokens", lambda *_: ())
-    monkeypatch.setattr(modes, "_with_other_branches", lambda *_: ())
+    monkeypatch.setattr(modes, "_with_other_branches", lambda *_: ([], ()))
     for folder in with_code:
         text = (folder / "oddball.py").read_text()
         text = text.replace("input_ids: Tensor, **kwargs", "input_ids: Tensor, token_type_ids=None, **kwargs")

@@ -6,11 +6,12 @@ disk, and what is copied is published.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ TERMS = ("LICENSE*", "NOTICE*", "USE_POLICY*")
 COPIED = (*TOKENIZERS, "chat_template*", "generation_config.json", "*processor_config.json",
           "audio_tokenizer_config.json", "modules.json", "*sentence_*.json", *TERMS)  # fmt: skip
 """What tokenizers, processors and Sentence Transformers read, and the terms that a copy is under."""
+_OF_WEIGHTS = re.compile(r"^config\.json$|\.index\.json$|\.(safetensors|bin|pt|pth|gguf|msgpack|h5|onnx)$")
 _OF_A_MODULE = ("*.json", "*.txt", "*.safetensors", "pytorch_model.bin")
 
 
@@ -42,13 +44,24 @@ def write_companions(
     config = _with(own_json(source, "config.json") or {}, changed)
     config.pop("_name_or_path", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    own, foreign = companions(source, with_code="auto_map" in config)
-    for file in own:
+    own, foreign = companions(source, with_code=brings_code(source))
+    _copy(own, source, folder)
+    if foreign:
+        say(f"left out: {foreign[0].relative_to(source)}, which is not a regular file inside {source}")
+
+
+def write_code(folder: Path, source: Path) -> None:
+    """The code that a model brings along, and what that reads, where it is not there yet."""
+    for file in _own_files(source, code_of(source)) if brings_code(source) else ():
+        if not (folder / file.name).exists():
+            _copy([file], source, folder)
+
+
+def _copy(files: Iterable[Path], source: Path, folder: Path) -> None:
+    for file in files:
         copy = folder / file.relative_to(source)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, copy)
-    if foreign:
-        say(f"left out: {foreign[0].relative_to(source)}, which is not a regular file inside {source}")
 
 
 def _with(entries: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,10 +84,34 @@ def stored_as(folder: Path, dtype: torch.dtype | None) -> dict[str, str]:
 
 def companions(folder: Path, *, with_code: bool) -> tuple[list[Path], list[Path]]:
     """Files of a model that go with its weights: its own, and those that are links out of the folder or no files."""
-    patterns = (*COPIED, *(["*.py"] if with_code else []), *behind_the_model(folder))
-    found = sorted({file for pattern in patterns for file in folder.glob(pattern)})
-    own = [file for file in found if is_own(folder, file)]
+    patterns = (*COPIED, *(code_of(folder) if with_code else []), *behind_the_model(folder))
+    own, found = _own_files(folder, patterns), sorted({file for p in patterns for file in folder.glob(p)})
     return own, [file for file in found if file not in own and (file.is_symlink() or not file.is_dir())]
+
+
+def _own_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    return [f for f in sorted({f for pattern in patterns for f in folder.glob(pattern)}) if is_own(folder, f)]
+
+
+def brings_code(folder: Path) -> bool:
+    """Whether a model, its tokenizer or its processor is of a class that comes with it."""
+    said = [folder / "config.json", *folder.glob("tokenizer_config.json"), *folder.glob("*processor_config.json")]
+    return any(is_own(folder, file) and _has_code(file) for file in said)
+
+
+def _has_code(file: Path) -> bool:
+    try:
+        found = parsed(file.read_bytes())
+    except ValueError:  # whoever loads it says what is wrong
+        return False
+    return isinstance(found, dict) and bool(found.get("auto_map"))
+
+
+def code_of(folder: Path) -> list[str]:
+    """Patterns of the code that comes with a model, and of the files that it names, such as a vocabulary."""
+    sources = [file.read_text("utf-8", "replace") for file in _own_files(folder, ["*.py"])]
+    named = {name for source in sources for name in re.findall(r"""["']([\w.-]+\.\w+)["']""", source)}
+    return ["*.py", *(glob.escape(name) for name in sorted(named) if not _OF_WEIGHTS.search(name))]
 
 
 def behind_the_model(folder: Path) -> list[str]:

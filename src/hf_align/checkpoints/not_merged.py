@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_align.checkpoints.companions import TERMS, companions
+from hf_align.checkpoints.companions import TERMS, brings_code, companions
 from hf_align.checkpoints.own_files import is_own, parsed
 
 _TOKENIZER = "tokenizer.json"
@@ -28,7 +28,7 @@ def not_merged(folders: Sequence[Path], *, without: Sequence[str] = ()) -> list[
         without: patterns of files that are not looked at.
     """
     first, *others = folders
-    files = [file for file in companions(first, with_code=False)[0]
+    files = [file for file in companions(first, with_code=brings_code(first))[0]
              if not any(file.match(pattern) for pattern in (*TERMS, *without))]  # fmt: skip
     found = {file.relative_to(first).as_posix(): sorted({p for other in others for p in _differing(first, file, other)})
              for file in files}  # fmt: skip

@@ -12,6 +12,7 @@ from hf_align.errors import first_line
 from hf_align.jobs.opened import Opened
 from hf_align.running.generate import continued
 from hf_align.running.network import Batch, Weights
+from hf_align.tracing.build import quiet
 
 logger = logging.getLogger(__name__)
 _PROMPT, _TEXT = 16, 32
@@ -32,7 +33,8 @@ def texts(models: Opened, weights: Mapping[str, Weights], held_out: Batch) -> di
         return {}
     try:
         trusted = models.options.trust_remote_code
-        tokenizer: Any = AutoTokenizer.from_pretrained(models.first.a.folder, trust_remote_code=trusted)
+        with quiet():
+            tokenizer: Any = AutoTokenizer.from_pretrained(models.first.a.folder, trust_remote_code=trusted)
         prompt = tokens[:1, :_PROMPT].to(network.device)
         found = []
         for name, each in weights.items():

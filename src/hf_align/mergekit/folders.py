@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from hf_align.checkpoints.claim import claimed
+from hf_align.checkpoints.companions import write_code
 from hf_align.errors import HfAlignError
 from hf_align.jobs.job import Say, silent
 from hf_align.jobs.opened import Basis
@@ -51,11 +52,12 @@ def write_inputs(inputs: Basis, folder: Path, options: Options, say: Say) -> dic
 
 def run_script(
     script: str, recipe: Mapping[str, Any], folders: Mapping[str, str], work: Path, flags: Flags,
-    trust_remote_code: bool,
+    trust_remote_code: bool, like: Path | None = None,
 ) -> Path:  # fmt: skip
     """Let a command of mergekit merge folders; where the result is.
 
     Args:
+        like: the folder of a model whose code the result has.
         script: `run_yaml`, or `moe` for a mixture of experts.
         folders: what the recipe calls a model -> where it is instead.
         work: a folder for what is not finished.
@@ -70,6 +72,8 @@ def run_script(
     command = [sys.executable, "-m", f"mergekit.scripts.{script}", str(file), str(out), *options]
     # It holds the lock of the output too: if this run is killed, the next one waits for what it still writes.
     done = subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, close_fds=False)
+    if like is not None and not done.returncode:
+        write_code(out, like)
     fault = _told(done.stderr) if done.returncode else fault_of(out, trust_remote_code)
     for file in [*out.glob("*.md"), *out.glob("*.yml")]:  # they have the paths of the folders
         file.unlink()

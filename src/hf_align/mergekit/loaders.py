@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.companions import write_code
 from hf_align.checkpoints.naming import DiskWeights, match_names
 from hf_align.checkpoints.own_files import is_own
 from hf_align.errors import HfAlignError, first_line
@@ -60,8 +61,13 @@ def run_mergekit(
     flags: Flags,
     trust_remote_code: bool,
     quiet: bool,
+    like: Path,
 ) -> str | None:
-    """Let mergekit write into a folder; why that did not give a whole model, or None."""
+    """Let mergekit write into a folder; why that did not give a whole model, or None.
+
+    Args:
+        like: the folder of a model whose code the result has.
+    """
     from mergekit.merge import run_merge
     from mergekit.options import MergeOptions
 
@@ -74,6 +80,7 @@ def run_mergekit(
             raise
         except Exception as error:  # mergekit meets what it does not know in many ways
             return first_line(error)
+    write_code(stage, like)
     try:
         return fault_of(stage, trust_remote_code)
     except HfAlignError as error:

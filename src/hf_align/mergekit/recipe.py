@@ -253,7 +253,13 @@ class _Recipe(Job[_Making]):
         options, say, stage = self.options, self.asked.say, claim.scratch
         fault = claim.processes.by_the_first(
             lambda: run_mergekit(
-                self.recipe, making.inputs, stage, self.flags, options.trust_remote_code, options.quiet
+                self.recipe,
+                making.inputs,
+                stage,
+                self.flags,
+                options.trust_remote_code,
+                options.quiet,
+                self.sources[0].folder,
             )
         )
         if fault is None:
@@ -292,7 +298,15 @@ class _Recipe(Job[_Making]):
             folders = write_inputs(making.inputs, stage / "inputs", self.options, say)
         with claim.refusing():
             out = claim.processes.by_the_first(
-                lambda: run_script(script, self.recipe, folders, stage, self.flags, self.options.trust_remote_code)
+                lambda: run_script(
+                    script,
+                    self.recipe,
+                    folders,
+                    stage,
+                    self.flags,
+                    self.options.trust_remote_code,
+                    self.sources[0].folder,
+                )
             )
         take(out, claim, self._read_by(making))
 

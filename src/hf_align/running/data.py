@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
 
 from hf_align.errors import HfAlignError
 from hf_align.running.network import Batch
-from hf_align.tracing.build import build_without_weights
+from hf_align.tracing.build import build_without_weights, quiet
 from hf_align.tracing.tokens import NO_LABEL
 
 _CONTEXT = 512
@@ -145,7 +145,8 @@ def _images(folder: Path, model: Path | None, trusted: bool) -> Batch:
     try:
         from PIL import Image
 
-        processor = AutoImageProcessor.from_pretrained(model, trust_remote_code=trusted)
+        with quiet():
+            processor = AutoImageProcessor.from_pretrained(model, trust_remote_code=trusted)
         pixels: Tensor = processor([Image.open(f) for f in files], return_tensors="pt")["pixel_values"]
     except Exception as error:  # an image, or a processor's config, may be anything
         raise HfAlignError(f"{folder} cannot be read by the image processor of {model}: {error}") from error
@@ -154,8 +155,13 @@ def _images(folder: Path, model: Path | None, trusted: bool) -> Batch:
 
 def _tokenizer(folder: Path | None, path: Path, trusted: bool) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
+        with quiet():
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
     except Exception as error:  # its files may be anything
+        if not trusted and "trust_remote_code" in str(error):
+            raise HfAlignError(
+                f"the tokenizer of {folder} is code, which runs only with --trust-remote-code"
+            ) from error
         raise HfAlignError(
             f"{path} is text, but {folder} has no tokenizer that can be read; give token ids as safetensors"
         ) from error

@@ -118,6 +118,8 @@ def read_config(model: str | Path, *, trust_remote_code: bool = False) -> Pretra
     except HfAlignError:
         raise
     except Exception as error:  # a config may be anything, and so may what its class says of it
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            raise HfAlignError(f"{model} brings its own code, which runs only with --trust-remote-code") from error
         raise HfAlignError(f"{model}: no usable config.json ({first_line(error)})") from error
     named = config.architectures
     if not (named is None or (isinstance(named, list | tuple) and all(isinstance(name, str) for name in named))):
@@ -142,7 +144,8 @@ def model_class(config: PretrainedConfig) -> Callable[..., PreTrainedModel]:
     if isinstance(config, ModuleConfig):
         return cast(Callable[..., PreTrainedModel], build_module)
     for name in config.architectures or ():
-        found = _class_of_its_own(config, name) or _class_of_transformers(config, name)
+        with quiet():
+            found = _class_of_its_own(config, name) or _class_of_transformers(config, name)
         found = found or _registered_class(config, name)
         if found is None:
             raise IncompatibleModels(f"architecture {name} is unknown to transformers {transformers.__version__}")
