@@ -27,7 +27,8 @@ TERMS = ("LICENSE*", "NOTICE*", "USE_POLICY*")
 COPIED = (*TOKENIZERS, "chat_template*", "generation_config.json", "*processor_config.json",
           "audio_tokenizer_config.json", "modules.json", "*sentence_*.json", *TERMS)  # fmt: skip
 """What tokenizers, processors and Sentence Transformers read, and the terms that a copy is under."""
-_OF_WEIGHTS = re.compile(r"^config\.json$|\.index\.json$|\.(safetensors|bin|pt|pth|gguf|msgpack|h5|onnx)$")
+_WRITTEN = re.compile(r"^(config\.json|README\.md)$|\.index\.json$|\.(safetensors|bin|pt|pth|gguf|msgpack|h5|onnx)$")
+"""What is written anew, and what holds weights: no such file is code's own, whatever names it."""
 _OF_A_MODULE = ("*.json", "*.txt", "*.safetensors", "pytorch_model.bin")
 
 
@@ -111,7 +112,7 @@ def code_of(folder: Path) -> list[str]:
     """Patterns of the code that comes with a model, and of the files that it names, such as a vocabulary."""
     sources = [file.read_text("utf-8", "replace") for file in _own_files(folder, ["*.py"])]
     named = {name for source in sources for name in re.findall(r"""["']([\w.-]+\.\w+)["']""", source)}
-    return ["*.py", *(glob.escape(name) for name in sorted(named) if not _OF_WEIGHTS.search(name))]
+    return ["*.py", *(glob.escape(name) for name in sorted(named) if not _WRITTEN.search(name))]
 
 
 def behind_the_model(folder: Path) -> list[str]:

@@ -22,6 +22,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from hf_align.checkpoints.checkpoint import NAMES, Checkpoint, TensorInfo, bytes_of
+from hf_align.checkpoints.companions import brings_code
 from hf_align.checkpoints.own_files import own_json
 from hf_align.errors import HfAlignError
 from hf_align.runtime.kept import keep, kept_folder
@@ -117,7 +118,8 @@ def _said(folder: Path, stored: Checkpoint, *, trust_remote_code: bool) -> list[
             model = build_without_weights(read_config(folder, trust_remote_code=trust_remote_code))
         found = inventory(model)
     except HfAlignError:
-        return [f"{_UNKNOWN}: its code cannot be loaded"]
+        is_trusted = trust_remote_code or not brings_code(folder)
+        return [f"{_UNKNOWN}: its code {'cannot be loaded' if is_trusted else 'runs only with --trust-remote-code'}"]
     try:
         names = match_names(model, stored, found.ties, {})
     except HfAlignError as error:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -251,17 +252,8 @@ class _Recipe(Job[_Making]):
     def _by_loaders(self, claim: Claim, making: _Making) -> str:
         """By mergekit with our loaders, or by its methods in our own loop where that gives no whole model."""
         options, say, stage = self.options, self.asked.say, claim.scratch
-        fault = claim.processes.by_the_first(
-            lambda: run_mergekit(
-                self.recipe,
-                making.inputs,
-                stage,
-                self.flags,
-                options.trust_remote_code,
-                options.quiet,
-                self.sources[0].folder,
-            )
-        )
+        made = partial(run_mergekit, self.recipe, making.inputs, stage, self.flags, options.trust_remote_code)
+        fault = claim.processes.by_the_first(partial(made, options.quiet, self.sources[0].folder))
         if fault is None:
             take(stage, claim, self._read_by(making))
             return "merged by mergekit"
@@ -297,17 +289,8 @@ class _Recipe(Job[_Making]):
         if making.inputs is not None:
             folders = write_inputs(making.inputs, stage / "inputs", self.options, say)
         with claim.refusing():
-            out = claim.processes.by_the_first(
-                lambda: run_script(
-                    script,
-                    self.recipe,
-                    folders,
-                    stage,
-                    self.flags,
-                    self.options.trust_remote_code,
-                    self.sources[0].folder,
-                )
-            )
+            made = partial(run_script, script, self.recipe, folders, stage, self.flags, self.options.trust_remote_code)
+            out = claim.processes.by_the_first(partial(made, self.sources[0].folder))
         take(out, claim, self._read_by(making))
 
     def _read_by(self, making: _Making) -> Sequence[Source]:
