@@ -71,6 +71,8 @@ def mended(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mod
     if mode.announced is not None:
         yield from _with_truth_values(model, mode, str(error))
         yield from _enlarged(model, mode, mode.announced[1], str(error))
+    else:
+        yield from _widened(model, mode, _vectors(mode.example.arguments), str(error))
 
 
 def with_missing(model: PreTrainedModel, mode: Mode, error: Exception) -> Iterator[Mode]:
