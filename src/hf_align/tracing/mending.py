@@ -194,7 +194,7 @@ def _widened(model: PreTrainedModel, mode: Mode, given: Mapping[str, Tensor], sa
     """Media as wide as what reads them, or as several of them laid side by side, where an error tells both widths."""
     width, read = widths_told(said) or (0, 0)
     for name, items in given.items():
-        together, rest = divmod(width, items.shape[-1])
+        together, rest = divmod(width, items.shape[-1]) if items.dim() and items.numel() else (0, 0)
         if together and not rest and not read % together:
             yield from _of_length(model, mode, name, -1, read // together)
 
