@@ -39,6 +39,7 @@ from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import is_about_numbers, reason
 from hf_align.tracing.resized import LEAST, LONGEST, numbers_in_code, spread
 from hf_align.tracing.small.asked_copy import SmallCopy, small_copy
+from hf_align.tracing.small.loaded_copy import require_as_stored
 from hf_align.tracing.small.turned_copy import answers_turned, is_changed
 from hf_align.tracing.steps import stepped
 from hf_align.tracing.trace import export_call, trace_call, trace_first_call, trace_module
@@ -116,6 +117,8 @@ def find_modes(
     found = [(plain, base)]
     extents, idle = base.extents, list[Found]()
     copy = small_copy(model, config or model.config, base.candidate, plain.extent[0], length)
+    if copy is not None:
+        require_as_stored(copy)
     untraced = dict[str, Exception]()
 
     def attempt(mode: Mode) -> Exception | None:

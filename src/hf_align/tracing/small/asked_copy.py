@@ -57,6 +57,12 @@ class SmallCopy:
         return [self._given[name] for name in self.example.tokens]
 
     @property
+    def stored(self) -> dict[str, Tensor]:
+        """What its files hold."""
+        others = {n: t for n, t in self.model.state_dict().items() if not isinstance(t, FakeTensor)}
+        return others | self._weights
+
+    @property
     def answers_without_values(self) -> bool:
         """Whether it goes by what it was given while it was traced, and kept."""
         return isinstance(self._plain, FakeTensor)
@@ -107,6 +113,13 @@ class SmallCopy:
     def _results(self, mode: Mode, times: float = 1.0) -> Any:
         with mode.prepared(self.model):
             return self._called({n: v for n, v in mode.example.arguments.items() if n not in self._given}, times)
+
+    @torch.no_grad()
+    def answers_of_another(self, model: PreTrainedModel) -> list[Tensor]:
+        """What may be the answer of another model to the first call."""
+        mode = Mode("", self.example)
+        with mode.prepared(model), quiet(), drawing(CPU, 0):
+            return _answers(model(**{**mode.example.arguments, **self._given}), self._name)
 
     @torch.no_grad()
     def _called(self, more: Mapping[str, Any], times: float) -> Any:
