@@ -65,3 +65,28 @@ class SpreadTower(Tower):
 
     def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
         return super().run(self.spread(x)[0], positions, seen, cache)
+
+
+class AppendedTower(Tower):
+    """A list that is filled in long texts, by a condition of its own."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        late = []
+        for place in range(x.shape[1]):
+            if place > 40:
+                late.append(place)
+        if len(late):
+            x = x + torch.tanh(x[:, late[0] : late[0] + 1])
+        return super().run(x, positions, seen, cache)
+
+
+class ExtendedTower(Tower):
+    """A list that is filled in texts of 44 words, and nothing asks whether."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        late = []
+        last = 4 * self.config.hidden_size - 5
+        late.extend(range(x.shape[1])[last:][: last + 2 - min(x.shape[1], last + 2)])
+        if late:
+            x = x + torch.tanh(x[:, late[0] : late[0] + 1])
+        return super().run(x, positions, seen, cache)

@@ -76,6 +76,8 @@ TRAPS = [
     of_code(code.ShapedTower, lengths(47, 20)),
     of_code(built.SinusoidTower, lengths(5, 40)),
     of_code(built.SpreadTower, lengths(7)),
+    replace(of_code(built.AppendedTower, lengths(44, 20)), may_refuse=True),
+    replace(of_code(built.ExtendedTower, lengths(44, 20)), may_refuse=True),
     of_code(assigned.FirstCallTower, lengths(7, 40)),
     of_code(assigned.UnitsTower, lengths(7, 40)),
     replace(of_code(assigned.WrittenTower, lengths(7, 40)), may_refuse=True),

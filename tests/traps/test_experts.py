@@ -10,6 +10,7 @@ import pytest
 from hf_align.tracing import trace
 from hf_align.witness import witness
 from traps import experts as code
+from traps import sorted_experts
 from traps.trap import Trap, cases, check, custom, lengths
 
 
@@ -18,11 +19,17 @@ def of(name: str, *, may_refuse: bool = True) -> Trap:
     return Trap(name, custom(kind), may_refuse=may_refuse)
 
 
+def sorted_by(name: str, *, may_refuse: bool = True) -> Trap:
+    return Trap(f"{name} sorted", custom(getattr(sorted_experts, f"{name}Sorted")), may_refuse=may_refuse)
+
+
 TRAPS = [
     of("Plain", may_refuse=False),
     of("Above5", may_refuse=False),
     of("FiveSorted"), of("FiveSmallest"), of("FiveLowest"), of("FiveArgmax"), of("FiveNearest"), of("FiveAbove"),
     of("Above"), of("Five"), of("Capacity"), of("Centred"), of("Asked"), of("Loaded"), of("Dropped"), of("Most"),
+    *(sorted_by(name, may_refuse=False) for name in ("Joined", "Added", "Split", "Summed")),
+    *map(sorted_by, ("Five", "Above", "Centred", "Capacity", "Ranked", "Order", "Swapped")),
 ]  # fmt: skip
 
 

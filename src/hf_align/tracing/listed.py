@@ -74,7 +74,19 @@ class Lists:
         if Trait.ADDS_ROWS in op.traits and (listed := self._of.get(args[2])) is not None:
             values = self._let_through(listed, args[3], args[1] % args[3].dim())
             return self.call(func, (*args[:2], args[2].clone(), values), kwargs)
+        if Trait.ADDS_ENTRIES in op.traits and (listed := self._of.get(args[2])) is not None:
+            return self._add_rows(listed, func, *args, **kwargs)
         return None
+
+    def as_listed(self, numbers: Tensor, held: Tensor) -> Tensor:
+        """Numbers, of which some are held."""
+        self._of[numbers] = Listed(held, None)
+        self._alive.append(numbers)
+        return numbers
+
+    def most(self, numbers: Tensor) -> Tensor | None:
+        """How large whole numbers can be; None where that is not known."""
+        return self._most.get(numbers)
 
     def hand_on(self, operands: Any, result: Any) -> None:
         """What is computed of the numbers of a list, and is as long, is a list of the same entries."""
@@ -94,6 +106,8 @@ class Lists:
         elif Trait.CHOOSES_LARGEST in op.traits and isinstance(result, tuple):
             dim = kwargs.get("dim", args[2] if len(args) > 2 else -1)
             self._most[result[1]] = torch.full(result[1].shape, args[0].shape[dim] - 1)
+        elif Trait.RESHAPES in op.traits and args[0] in self._most:
+            self._most[result] = self._most[args[0]].reshape(result.shape)
         elif op.traits & (Trait.ONE_HOT | Trait.GROWS) and isinstance(args[0], Tensor) and args[0] in self._most:
             most, rest = self._most[args[0]], leaves((args[1:], kwargs))
             if Trait.ONE_HOT in op.traits:
@@ -138,6 +152,25 @@ class Lists:
             return False
         whole = torch.ones(shape).nonzero(as_tuple=True)
         return all(self._of.get(n) is listed and n.equal(column) for n, column in zip(numbers, whole, strict=True))
+
+    def _add_rows(
+        self,
+        listed: Listed,
+        func: Any,
+        base: Tensor,
+        dim: int,
+        numbers: Tensor,
+        values: Tensor,
+        reduce: str = "sum",
+        include_self: bool = True,
+    ) -> Tensor | None:
+        """Entries added by numbers that are the same all along a row, which are those of rows."""
+        row = numbers[:, :1]
+        if dim or reduce != "sum" or not include_self or numbers.shape != values.shape or not (numbers == row).all():
+            return None
+        add = _aten.index_add_ if func._schema.is_mutable else _aten.index_add
+        added: Tensor = self.call(add.default, (base, 0, row.flatten(), self._let_through(listed, values, 0)), {})
+        return added
 
     def _choose(self, listed: Listed, shape: tuple[int, ...], base: Tensor, value: Tensor, *, in_place: bool) -> Tensor:
         """One value put wherever a mask holds: no list is needed for that, nor a difference, which truth values have

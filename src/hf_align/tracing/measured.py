@@ -27,6 +27,7 @@ from hf_align.tracing.build import canonical_names, quiet, trained_buffers
 from hf_align.tracing.execute import run
 from hf_align.tracing.frames import line
 from hf_align.tracing.ops import Trait
+from hf_align.tracing.parted import are_keys
 from hf_align.tracing.planned import EACH, Kind, Planned
 from hf_align.tracing.program import Program
 from hf_align.tracing.results import behaviour_of
@@ -105,6 +106,8 @@ class _Lengths(TorchDispatchMode):
             masks = [args[1]]
         if op.is_indexing:
             masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
+        if Trait.SORTS in op.traits and are_keys(args[0]):
+            masks = [args[0] == key for key in range(min(int(args[0].max()) + 1, EACH))]
         for mask in masks:
             place, length = line(), int(mask.count_nonzero())
             at = place, self._times[place]

@@ -56,6 +56,14 @@ class Trait(Flag):
     """Does not fall where its first operand grows, if that is nowhere below zero."""
     ADDS_ROWS = auto()
     """Adds entries along an axis to those that have some numbers."""
+    ADDS_ENTRIES = auto()
+    """Likewise, with a number for each entry."""
+    SORTS = auto()
+    """Entries in order, and their numbers."""
+    COUNTS = auto()
+    """How often each whole number is there."""
+    CUTS = auto()
+    """Runs of entries along an axis."""
     LOOKS_UP = auto()
     """Entries along an axis, by numbers that must not lie outside of it."""
     LOOKS_UP_ROWS = auto()

@@ -14,7 +14,6 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
@@ -34,6 +33,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from hf_align.runtime.devices import CPU
 from hf_align.tracing.answers import ANSWER, value_shown
+from hf_align.tracing.as_called import as_called
 from hf_align.tracing.assigned import assignments_seen
 from hf_align.tracing.drawn import Draws
 from hf_align.tracing.frames import calling_frame, line, modelling_frame
@@ -42,12 +42,11 @@ from hf_align.tracing.memory import can_be_put_back, owner, remember_view, writt
 from hf_align.tracing.mode import is_answer
 from hf_align.tracing.nested import leaves, mapped
 from hf_align.tracing.ops import Trait, does, made_of
+from hf_align.tracing.parted import Parts, numbers_told
 from hf_align.tracing.reasons import needs_numbers
 from hf_align.tracing.results import Made, behaviour_of, blank_like, described, result_of, targets_of
 from hf_align.tracing.returned import returned
 from hf_align.tracing.synonyms import plainly
-
-_HANDLE: Any = torch._library.utils.handle_dispatch_mode
 
 
 class Recorder(ProxyTorchDispatchMode):
@@ -70,7 +69,13 @@ class Recorder(ProxyTorchDispatchMode):
     """
 
     def __init__(
-        self, mixed: frozenset[Hashable], generic: bool, ends: Mapping[str, int], *, broken: bool = False
+        self,
+        mixed: frozenset[Hashable],
+        generic: bool,
+        ends: Mapping[str, int],
+        *,
+        broken: bool = False,
+        stay: bool = False,
     ) -> None:
         self.writer = PythonKeyTracer()
         self.generic, self.ends, self.broken = generic, ends, broken
@@ -91,6 +96,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.drawn = Draws()
         self.made: dict[int, Made] = {}
         self.lists = Lists(self.seen, line)
+        self.parts = Parts(self.seen, line, self.lists, stay=stay)
         self.known, self.mixed = mixed, set(mixed)
         self.written: set[Hashable] = set()
         self.varying: set[fx.Node] = set()
@@ -107,11 +113,11 @@ class Recorder(ProxyTorchDispatchMode):
         held = dict(model.named_parameters()) | dict(model.named_buffers())
         empty = {n: self._without_value(held[n], self._attribute(n, held[n])) for n in held if n in weights}
         self.varying.update(self.nodes[value] for value in (*(given[n] for n in free), *empty.values()))
-        stay = patch.object(nn.Module, "_apply", lambda module, *_, **__: module)  # a cast of weights is none of ours
-        straight = patch.object(torch._library.utils, "handle_dispatch_mode", _handed_on)
-        assigned = assignments_seen(self._assigned)
-        with stay, straight, assigned, _step_by_step(), self._module_paths(model), enable_python_dispatcher(), self:
+        assigned, told = assignments_seen(self._assigned), numbers_told(self._numbers)
+        with as_called(self, self.seen), assigned, told, self._module_paths(model), enable_python_dispatcher(), self:
             results = torch.func.functional_call(model, empty, (), given, tie_weights=True)
+        if (at := self.parts.open_question) is not None:
+            raise needs_numbers(at)
         outputs = returned(model, results)
         self.writer.graph.output(tuple(self._node(t) for t in outputs))
         for name, value in results.items() if isinstance(results, Mapping) else ():
@@ -134,6 +140,8 @@ class Recorder(ProxyTorchDispatchMode):
         if Trait.ANY in op.traits and len(args) == 1 and self._is_nan(args[0]):
             self.supposed = self.supposed or line()
             return self._born(func, torch.tensor(self.broken))
+        if (cut := self.parts.cut(op, args, kwargs)) is not None:
+            return cut
         if op.makes or not any(isinstance(leaf, FakeTensor) for leaf in leaves((args, kwargs))):
             args, kwargs = mapped(FakeTensor, _unread, (args, kwargs))
             result = func(*args, **kwargs)
@@ -151,7 +159,9 @@ class Recorder(ProxyTorchDispatchMode):
                 return apart(*args, **kwargs)
         if op.is_indexing:
             args = (args[0], [i for index in args[1] for i in _numbered(index)], *args[2:])
-        listed = self.lists.instead(func, op, args, kwargs)
+        listed = self.parts.instead(func, op, args, kwargs)
+        if listed is None:
+            listed = self.lists.instead(func, op, args, kwargs)
         if listed is not None:
             return listed
         for target in targets_of(op, args, kwargs):
@@ -210,6 +220,14 @@ class Recorder(ProxyTorchDispatchMode):
     def _is_nan(self, value: Any) -> bool:
         """Whether it says which entries are no numbers."""
         return isinstance(value, FakeTensor) and does(self.nodes[value], Trait.NAN)
+
+    def _numbers(self, value: FakeTensor) -> list[int]:
+        """What code is told that asks for the numbers of something without value."""
+        numbers = self.parts.numbers(value, self.nodes[value])
+        if numbers is None:
+            self.asked = needs_numbers(line())
+            raise self.asked
+        return numbers
 
     def _op(self, func: Any, args: Any, kwargs: Any) -> fx.Node:
         """A new node, with the modules and the line of the modelling code that it comes from."""
@@ -345,26 +363,6 @@ def _forward_alone(recorder: Recorder, function: Any, *args: Any) -> Any:
     """Of a function that brings its own derivative, inside of vmap, what it computes."""
     with recorder:
         return function.forward(*args)
-
-
-@contextmanager
-def _step_by_step() -> Iterator[None]:
-    """While attention and layers of torch compute step by step what they have an op for that is one step."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-def _handed_on(mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """An op that goes to a mode: torch would first look through all operands for their types, which no mode here asks
-    for."""
-    if not isinstance(mode, Recorder):
-        return _HANDLE(mode, func, *args, **kwargs)
-    with no_python_dispatcher():  # what an op is made of concerns nobody here
-        return mode.seen(func, args, kwargs)
 
 
 @cache

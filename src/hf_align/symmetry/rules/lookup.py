@@ -31,6 +31,8 @@ describe("index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "
          "index_put_", "embedding", traits=Trait.MUST_FIT)  # fmt: skip
 describe("nonzero", "argwhere", traits=Trait.LISTS | Trait.STACKS)
 describe("multinomial", traits=Trait.DRAWS_PLACES)
+describe("scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", traits=Trait.ADDS_ENTRIES)
+describe("bincount", traits=Trait.COUNTS)
 
 
 @rule_for_numbers("embedding", harmless="padding_idx", traits=Trait.LOOKS_UP_ROWS | Trait.LOOKS_UP)
@@ -76,7 +78,7 @@ def _pointed(index: Value) -> tuple[Axis, ...]:
 
 
 @rule("topk", harmless="k largest sorted", traits=Trait.CHOOSES_LARGEST | Trait.POINTS_TO_LARGEST)
-@rule("sort", "argsort", harmless="descending stable")
+@rule("sort", "argsort", harmless="descending stable", traits=Trait.SORTS)
 def topk(call: Call) -> object:
     """The largest entries along an axis and their numbers: permutations of the axis leave the values alone, and where
     entries may tie, not the numbers."""

@@ -20,7 +20,7 @@ from hf_align.tracing.ops import Trait, runs
 _MOVES = Trait.MOVES | Trait.LINEAR
 
 
-@rule_for_numbers("slice", traits=_MOVES)
+@rule_for_numbers("slice", traits=_MOVES | Trait.CUTS)
 def slice_(call: Call) -> Value:
     """A run of entries along one axis, which thereby falls into a sum."""
     dim, step = call.argument("dim") % len(call.shape), call.argument("step")
@@ -107,7 +107,9 @@ def narrow(call: Call) -> Value:
     return run_along(call, dim, start, start + call.argument("length"))
 
 
-@rule_for_numbers("split", "split_with_sizes", "chunk", harmless="split_size split_sizes chunks", traits=_MOVES)
+@rule_for_numbers(
+    "split", "split_with_sizes", "chunk", harmless="split_size split_sizes chunks", traits=_MOVES | Trait.CUTS
+)
 @rule_for_numbers("tensor_split", harmless="sections indices")
 def split(call: Call) -> tuple[Value, ...]:
     """Consecutive pieces of one axis."""

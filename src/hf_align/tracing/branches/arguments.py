@@ -20,6 +20,8 @@ _LOOKS_UP = ("getattr", "next")
 _OF_TENSORS, _OF_TORCH = frozenset(dir(Tensor)), frozenset(dir(torch) + dir(functional))
 _DIMENSIONS = ("dim", "ndim")
 _NONE = frozenset[str]()
+_READ = ("len", "enumerate", "zip", "tuple", "list", "sum", "reversed")
+"""Functions that change no list that they are given."""
 
 
 class OfArguments(InScopes):
@@ -27,7 +29,7 @@ class OfArguments(InScopes):
 
     def __init__(self, tree: ast.Module, known: Known) -> None:
         super().__init__(tree, known)
-        nodes = [*ast.walk(tree)]
+        self._nodes = nodes = [*ast.walk(tree)]
         imports = (n for n in nodes if isinstance(n, ast.Import) or (isinstance(n, ast.ImportFrom) and not n.level))
         self._imported = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
         self._functions = [node for node in nodes if isinstance(node, Named)]
@@ -57,7 +59,31 @@ class OfArguments(InScopes):
                 return True
             case ast.Call(func=called, args=[], keywords=[]) if self._is_of_package(called):
                 return True
-        return _is_no_number_of_a_tensor(test) and self._is_argument(test)
+        return self._asks_whether_empty(test) or (_is_no_number_of_a_tensor(test) and self._is_argument(test))
+
+    def _asks_whether_empty(self, test: ast.expr) -> bool:
+        """Whether it asks if anything was put in a list that the function has begun: the conditions around what puts
+        something there decide that."""
+        match test:
+            case ast.Compare(left=ast.Call() as counted, ops=[ast.Gt() | ast.Eq() | ast.NotEq()],
+                             comparators=[ast.Constant(value=0)]):  # fmt: skip
+                return self._asks_whether_empty(counted)
+            case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=name)]) | ast.Name(id=name):
+                bound = next((scope.bound[name] for scope in reversed(self._scopes) if name in scope.bound), [])
+                begun = bool(bound) and all(isinstance(value, ast.List) and not value.elts for value in bound)
+                return begun and not any(self._may_fill(node, name) for node in self._nodes)
+        return False
+
+    def _may_fill(self, node: ast.AST, name: str) -> bool:
+        """Whether something puts into a list of some name what is not appended to it, as far as that can be read."""
+        match node:
+            case ast.Attribute(value=ast.Name(id=used), attr=method):
+                return used == name and method != "append"
+            case ast.Call(func=called, args=arguments):
+                handed = any(isinstance(value, ast.Name) and value.id == name for value in arguments)
+                of_package = isinstance(called, ast.Attribute) and self._is_of_package(called)
+                return handed and not of_package and not (isinstance(called, ast.Name) and called.id in _READ)
+        return False
 
     def _is_of_package(self, called: ast.expr) -> bool:
         """Whether a function was imported from an installed package: what it says of nothing, it says in each call."""
