@@ -29,7 +29,7 @@ class OfArguments(InScopes):
 
     def __init__(self, tree: ast.Module, known: Known) -> None:
         super().__init__(tree, known)
-        self._nodes = nodes = [*ast.walk(tree)]
+        nodes = [*ast.walk(tree)]
         imports = (n for n in nodes if isinstance(n, ast.Import) or (isinstance(n, ast.ImportFrom) and not n.level))
         self._imported = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
         self._functions = [node for node in nodes if isinstance(node, Named)]
@@ -69,9 +69,10 @@ class OfArguments(InScopes):
                              comparators=[ast.Constant(value=0)]):  # fmt: skip
                 return self._asks_whether_empty(counted)
             case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=name)]) | ast.Name(id=name):
-                bound = next((scope.bound[name] for scope in reversed(self._scopes) if name in scope.bound), [])
+                scope = next((scope for scope in reversed(self._scopes) if name in scope.bound), Scope())
+                bound = scope.bound.get(name, [])
                 begun = bool(bound) and all(isinstance(value, ast.List) and not value.elts for value in bound)
-                return begun and not any(self._may_fill(node, name) for node in self._nodes)
+                return begun and not any(self._may_fill(node, name) for node in scope.nodes)
         return False
 
     def _may_fill(self, node: ast.AST, name: str) -> bool:

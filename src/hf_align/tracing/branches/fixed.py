@@ -104,26 +104,28 @@ class Scope:
     Attributes:
         given: its arguments, but for the object whose method it is, and those that are the same in every call.
         bound: the other names -> what they are bound to; None where that is not a plain value.
+        nodes: all that its code is made of.
     """
 
     given: frozenset[str] = frozenset()
     bound: dict[str, list[ast.expr | None]] = field(default_factory=dict)
+    nodes: tuple[ast.AST, ...] = ()
 
     @classmethod
     def of(cls, function: Function, *, is_method: bool, fixed: frozenset[str] = frozenset()) -> Scope:
         arguments = function.args
         named = [*arguments.posonlyargs, *arguments.args]
         others = [*arguments.kwonlyargs, *(a for a in (arguments.vararg, arguments.kwarg) if a is not None)]
-        scope = cls(frozenset(a.arg for a in (*named[1 if is_method else 0 :], *others)) - fixed)
+        given = frozenset(a.arg for a in (*named[1 if is_method else 0 :], *others)) - fixed
         body = function.body if isinstance(function.body, list) else [function.body]
-        for statement in body:
-            for node in ast.walk(statement):
-                for target, value in bindings(node):
-                    for name in ast.walk(target):
-                        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
-                            scope.bound.setdefault(name.id, []).append(value)
-                if isinstance(node, (ast.MatchAs, ast.MatchStar, ast.ExceptHandler)) and node.name is not None:
-                    scope.bound.setdefault(node.name, []).append(None)
+        scope = cls(given, nodes=tuple(node for statement in body for node in ast.walk(statement)))
+        for node in scope.nodes:
+            for target, value in bindings(node):
+                for name in ast.walk(target):
+                    if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                        scope.bound.setdefault(name.id, []).append(value)
+            if isinstance(node, (ast.MatchAs, ast.MatchStar, ast.ExceptHandler)) and node.name is not None:
+                scope.bound.setdefault(node.name, []).append(None)
         return scope
 
 
