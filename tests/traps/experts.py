@@ -118,6 +118,19 @@ class Above5(FiveAbove):
         return self.activate(h)
 
 
+class Totalled(Plain):
+    """What the experts of a word count together is added up by number, one number for each word."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = x.flatten(0, -2)
+        shares, chosen = self.choose(self.router(words).softmax(-1))
+        total = torch.zeros_like(words[:, 0])
+        for expert in range(EXPERTS):
+            rows, choice = torch.where(chosen == expert)
+            total = total.scatter_add(0, rows, shares[rows, choice])
+        return super().forward(x) / total.view(*x.shape[:-1], 1)
+
+
 class Capacity(Plain):
     """An expert answers the first eight of its words."""
 
@@ -182,5 +195,5 @@ class Most(Plain):
 
 
 KINDS = (Plain, Above, Five, FiveWide, FiveSorted, FiveSmallest, FiveLowest, FiveArgmax, FiveNearest, FiveAbove, Above5,
-         Capacity, Centred, Asked, Loaded, Dropped, Most)  # fmt: skip
+         Totalled, Capacity, Centred, Asked, Loaded, Dropped, Most)  # fmt: skip
 globals().update(towers(__name__, **{f"{kind.__name__}Experts": kind for kind in KINDS}))

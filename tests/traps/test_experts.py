@@ -26,6 +26,7 @@ def sorted_by(name: str, *, may_refuse: bool = True) -> Trap:
 TRAPS = [
     of("Plain", may_refuse=False),
     of("Above5", may_refuse=False),
+    of("Totalled", may_refuse=False),
     of("FiveSorted"), of("FiveSmallest"), of("FiveLowest"), of("FiveArgmax"), of("FiveNearest"), of("FiveAbove"),
     of("Above"), of("Five"), of("Capacity"), of("Centred"), of("Asked"), of("Loaded"), of("Dropped"), of("Most"),
     *(sorted_by(name, may_refuse=False) for name in ("Joined", "Added", "Split", "Summed")),

@@ -165,8 +165,11 @@ class Lists:
         include_self: bool = True,
     ) -> Tensor | None:
         """Entries added by numbers that are the same all along a row, which are those of rows."""
-        row = numbers[:, :1]
-        if dim or reduce != "sum" or not include_self or numbers.shape != values.shape or not (numbers == row).all():
+        if dim or reduce != "sum" or not include_self or numbers.shape != values.shape:
+            return None
+        entries = numbers.reshape(len(numbers), -1)
+        row = entries[:, :1]
+        if not (entries == row).all():
             return None
         add = _aten.index_add_ if func._schema.is_mutable else _aten.index_add
         added: Tensor = self.call(add.default, (base, 0, row.flatten(), self._let_through(listed, values, 0)), {})
