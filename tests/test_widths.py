@@ -68,7 +68,7 @@ def test_without_the_stretch_the_function_changes() -> None:
         (tiny_llama, dict(head_dim=8), "other rotary frequencies"),
         (tiny_llama, dict(vocab_size=12), "along an axis that nothing moves"),
         (tiny_bert, dict(num_hidden_layers=2), "norms come after it"),
-        (tiny_llama, dict(hidden_size=12, intermediate_size=4), "the wider one elsewhere"),
+        (tiny_llama, dict(hidden_size=12, intermediate_size=4), "in the wider one, which is wider elsewhere"),
         (tiny_gpt2, dict(n_embd=12), "changes its outputs"),
         (tiny_gemma, dict(intermediate_size=7, hidden_size=12), "changes its outputs"),
         (tiny_bert, dict(hidden_size=12, num_attention_heads=3), "changes its outputs"),

@@ -5,38 +5,22 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .tower import MLP, TowerConfig, towers
-
-EXPERTS, CHOSEN = 4, 2
-
-
-def folded(h: Tensor) -> Tensor:
-    return h * h.roll(1, -1)
+from .experts import CHOSEN, EXPERTS, Plain, folded
+from .tower import towers
 
 
-class Joined(MLP):
+class Joined(Plain):
     """What all experts give is joined, and put back in one step."""
-
-    def __init__(self, config: TowerConfig, index: int) -> None:
-        super().__init__(config, index)
-        sizes = config.hidden_size, config.intermediate_size
-        self.router = nn.Linear(sizes[0], EXPERTS, bias=False)
-        self.ups = nn.ModuleList(nn.Linear(*sizes, bias=False) for _ in range(EXPERTS))
-        self.downs = nn.ModuleList(nn.Linear(*sizes[::-1], bias=False) for _ in range(EXPERTS))
-        del self.gate, self.up, self.down
 
     def forward(self, x: Tensor) -> Tensor:
         words = x.flatten(0, -2)
-        shares, chosen = self.router(words).softmax(-1).topk(CHOSEN)
+        shares, chosen = self.choose(self.router(words).softmax(-1))
         return self.mixed(words, chosen, shares).view_as(x)
 
     def expert(self, i: int, rows: Tensor) -> Tensor:
-        return self.downs[i](self.active(i, self.ups[i](rows)))
-
-    def active(self, i: int, h: Tensor) -> Tensor:
-        return self.activate(h)
+        return self.downs[i](self.active(self.ups[i](rows), i))
 
     def mixed(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """x [words, width], chosen and shares [words, experts of each] -> as x."""
@@ -105,20 +89,20 @@ class Summed(Joined):
 class Five(Joined):
     """One expert of one layer does something else with five words, no more and no fewer."""
 
-    def active(self, i: int, h: Tensor) -> Tensor:
-        return folded(h) if self.index == 1 and i == 2 and len(h) == 5 else super().active(i, h)
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        return folded(h) if self.index == 1 and expert == 2 and len(h) == 5 else super().active(h, expert)
 
 
 class Above(Added):
-    def active(self, i: int, h: Tensor) -> Tensor:
-        return folded(h) if len(h) > 20 else super().active(i, h)
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        return folded(h) if len(h) > 20 else super().active(h, expert)
 
 
 class Centred(Split):
     """The words of an expert meet."""
 
-    def active(self, i: int, h: Tensor) -> Tensor:
-        return super().active(i, h - h.mean(0, keepdim=True) if len(h) else h)
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        return super().active(h - h.mean(0, keepdim=True) if len(h) else h, expert)
 
 
 class Capacity(Joined):
@@ -131,8 +115,8 @@ class Capacity(Joined):
 class Ranked(Added):
     """A word counts by its place among those of its expert."""
 
-    def active(self, i: int, h: Tensor) -> Tensor:
-        return super().active(i, h) * torch.arange(1, len(h) + 1)[:, None]
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        return super().active(h, expert) * torch.arange(1, len(h) + 1)[:, None]
 
 
 class Order(Joined):

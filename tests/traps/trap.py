@@ -6,6 +6,7 @@ A trap holds if `hf-align align A B` refuses it in one line, or if what it write
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -162,12 +163,19 @@ def save(trap: Trap, seed: int, folder: Path) -> None:
     module = sys.modules[type(model).__module__]
     if module.__name__.startswith("transformers."):
         return
-    shutil.copyfile(Path(__file__).with_name("tower.py"), folder / "tower.py")
     shutil.copyfile(str(module.__file__), folder / "modeling.py")
+    _copy_imported(Path(str(module.__file__)), folder)
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoConfig": "tower.TowerConfig",
                           "AutoModelForCausalLM": f"modeling.{type(model).__name__}"}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def _copy_imported(file: Path, folder: Path) -> None:
+    """Copies what modelling code imports from beside it."""
+    for name in re.findall(r"^from \.(\w+) import", file.read_text(), re.MULTILINE):
+        shutil.copyfile(file.with_name(f"{name}.py"), folder / f"{name}.py")
+        _copy_imported(file.with_name(f"{name}.py"), folder)
 
 
 def fill(model: PreTrainedModel, rng: Generator) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import copy
 import io
 import tempfile
+from collections.abc import Mapping
 from contextlib import redirect_stderr
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_align.errors import IncompatibleModels
@@ -36,9 +38,9 @@ def require_as_stored(small: SmallCopy) -> None:
     kind = type(small.model)
     if kind.__module__.startswith("transformers."):
         return
-    loads_itself = _home(kind, "from_pretrained") is not PreTrainedModel
+    stored, loads_itself = small.stored, _home(kind, "from_pretrained") is not PreTrainedModel
     try:
-        loaded = _loaded(small)
+        loaded = _loaded(small.model, stored)
         answers = small.answers_of_another(loaded) if loads_itself else []
     except Exception as error:  # whatever the code of a class raises
         if not loads_itself:
@@ -48,7 +50,7 @@ def require_as_stored(small: SmallCopy) -> None:
             f"({reason(error)}); leave loading to transformers, or merge with --match none"
         ) from error
     found = loaded.state_dict()
-    for name, weight in small.stored.items():
+    for name, weight in stored.items():
         if name in found and not torch.equal(found[name], weight):
             raise IncompatibleModels(
                 f"{kind.__name__} changes {name} as it is loaded: it computes with other weights than its files hold; "
@@ -66,12 +68,12 @@ def _home(kind: type, name: str) -> type:
     return next(base for base in kind.__mro__ if name in vars(base))
 
 
-def _loaded(small: SmallCopy) -> PreTrainedModel:
-    """The copy as it is loaded from files."""
-    config = copy.deepcopy(small.model.config)
+def _loaded(model: PreTrainedModel, stored: Mapping[str, Tensor]) -> PreTrainedModel:
+    """A model as it is loaded from files that hold some weights."""
+    config = copy.deepcopy(model.config)
     config.dtype = torch.float32
-    weights = {name: weight.contiguous() for name, weight in small.stored.items()}
+    weights = {name: weight.contiguous() for name, weight in stored.items()}
     with tempfile.TemporaryDirectory(prefix="hf-align-") as folder, quiet(), redirect_stderr(io.StringIO()):
         config.save_pretrained(folder)
         save_file(weights, Path(folder) / "model.safetensors", {"format": "pt"})
-        return type(small.model).from_pretrained(folder, config=config).eval()
+        return type(model).from_pretrained(folder, config=config).eval()
