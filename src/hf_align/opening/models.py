@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,18 +115,17 @@ def with_buffers(config: PretrainedConfig, source: Source, stored: Checkpoint) -
     """The config with the buffers of its checkpoint that are no weights: masks, tables, counters.
 
     Raises:
-        IncompatibleModels: the config describes another order of magnitude than what is stored.
+        IncompatibleModels: the config describes another order of magnitude than what is stored, or other sizes.
     """
     with within(Budget.of_stored(len(stored), stored.entries_in_all), source.reference):
         model = build_without_weights(config)
     found = inventory(model)
+    weights = NamedWeights(stored, match_names(model, stored, found.ties, {}), found.buffers)
+    for name, shape in {**found.shapes, **found.buffers}.items():
+        if name in weights:
+            _require_shape(source.reference, name, weights.stored(name).shape, shape)
     if not found.buffers:
         return config
-    weights = NamedWeights(stored, match_names(model, stored, found.ties, {}), found.buffers)
-    for name in found.buffers.keys() & weights.keys():
-        if weights.stored(name).shape != found.buffers[name]:
-            shapes = f"{list(weights.stored(name).shape)} in {source.reference}, but {list(found.buffers[name])}"
-            raise CheckpointError(f"{name} is {shapes} by its config.json")
     return with_stored(config, {name: _settled(weights[name]) for name in found.buffers if name in weights})
 
 
@@ -213,8 +212,11 @@ def _require_shapes(ref: str, weights: NamedWeights | RespelledWeights, spec: Sy
         stored, expected = weights.stored(name), spec.shape(name)
         if not stored.dtype.is_floating_point:
             raise CheckpointError(f"{name} is stored as {stored.dtype} in {ref}, but its architecture computes with it")
-        shape = stored.shape
-        if tuple(shape) != expected:
-            raise IncompatibleModels(
-                f"{name} is {list(shape)} in {ref}, but of different sizes, {list(expected)}, by its config.json"
-            )
+        _require_shape(ref, name, stored.shape, expected)
+
+
+def _require_shape(ref: str, name: str, stored: Sequence[int], expected: Sequence[int]) -> None:
+    if tuple(stored) != tuple(expected):
+        raise IncompatibleModels(
+            f"{name} is {list(stored)} in {ref}, but of different sizes, {list(expected)}, by its config.json"
+        )
