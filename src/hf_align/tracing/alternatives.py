@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections.abc import Hashable, Iterable, Iterator
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_align.tracing.build import quiet
 from hf_align.tracing.mending import mended, with_missing
 from hf_align.tracing.mode import Attempt, Mode, NothingNew
 
@@ -87,12 +90,45 @@ def _unlike(mode: Mode, seen: set[Hashable]) -> bool:
 
 def first_guess_that_runs(model: PreTrainedModel, guesses: Iterable[Mode], attempt: Attempt) -> Mode | None:
     """Try guesses until one is a mode: all as they are before any with what it turns out to lack, for a wrong one
-    seems to lack much."""
+    seems to lack much. Where a call fails before it looks at the first one, no other is tried unless it then lacks
+    something."""
     failed = list[tuple[Mode, Exception]]()
     for guess in guesses:
         error = attempt(guess)
         if error is None:
             return guess
         failed.append((guess, error))
-    lacking = (mode for mend in (mended, with_missing) for guess, error in failed for mode in mend(model, guess, error))
-    return first_that_runs(model, lacking, attempt)
+        if len(failed) == 1 and _is_unread(model, guess, error):
+            for mode in _lacking(model, failed):
+                other = attempt(mode)
+                if other is None:
+                    return mode
+                if not _alike(error, other):
+                    break
+            else:
+                return None
+    return first_that_runs(model, _lacking(model, failed), attempt)
+
+
+def _lacking(model: PreTrainedModel, failed: Iterable[tuple[Mode, Exception]]) -> Iterator[Mode]:
+    """Calls that failed, with what they may lack."""
+    return (mode for mend in (mended, with_missing) for guess, error in failed for mode in mend(model, guess, error))
+
+
+def _is_unread(model: PreTrainedModel, guess: Mode, error: Exception) -> bool:
+    """Whether a call fails before anything asks more of what was guessed than whether it is there: it ends in the same
+    error with an object in its place that can do nothing."""
+    nothing = {name: object() for name, _ in guess.adds}
+    try:
+        with torch.no_grad(), quiet():
+            model(**guess.example.arguments | nothing)
+    except Exception as other:  # whatever a model says of an object that it does not know
+        return _alike(error, other)
+    return False
+
+
+def _alike(first: Exception, second: Exception) -> bool:
+    """Whether two calls ended in one line, with the same words."""
+    (here, said), (there, other) = ((traceback.extract_tb(e.__traceback__)[-1:], str(e)) for e in (first, second))
+    places = [(frame.filename, frame.lineno) for frame in (*here, *there)]
+    return len({*places}) == 1 and said == other

@@ -71,8 +71,15 @@ class Axis:
 
     @property
     def root(self) -> Axis:
+        """What this axis was found to be the same as; the way there is halved for those who come next.
+
+        Reference:
+            Tarjan & van Leeuwen, Worst-case analysis of set union algorithms, 1984, section 2 (path halving).
+        """
         space, is_dual = self.space, self.is_dual
         while (link := space.link) is not None:
+            if (onward := link.space.link) is not None:
+                link = space.link = Axis(onward.space, onward.is_dual != link.is_dual)
             space, is_dual = link.space, link.is_dual != is_dual
         return self if space is self.space else Axis(space, is_dual, self.order)
 
