@@ -19,6 +19,7 @@ from hf_align.symmetry.certificate.random_copy import random_inputs, random_weig
 from hf_align.symmetry.certificate.soundness import soundness
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.groups import Permutation
+from hf_align.tracing import held
 from hf_align.tracing import trace as tracing
 from hf_align.tracing.example import Example
 from hf_align.tracing.execute import execute
@@ -409,17 +410,17 @@ def test_the_copy_of_a_large_model_is_as_deep(kind: type[Routed], monkeypatch: p
 
     config = PretrainedConfig(num_hidden_layers=12, vocab_size=WORDS)
     config.copy_of = kind.__name__  # type: ignore[attr-defined]
-    monkeypatch.setattr(tracing, "build_without_weights", built)
-    assert bool(tracing._measured_on_a_copy(config).places) == (kind is Routed)
+    monkeypatch.setattr(held, "build_without_weights", built)
+    assert bool(held._measured_on_a_copy(config, tracing._traced_copy).places) == (kind is Routed)
 
 
 def test_a_large_model_is_measured_on_a_small_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, Any] = {"vocab_size": 64, "d_model": 16, "d_kv": 4, "num_heads": 4, "d_ff": 24, "num_experts": 6}
     layers = {"num_layers": 2, "num_sparse_encoder_layers": 2, "num_decoder_layers": 1, "num_sparse_decoder_layers": 0}
     config = transformers.SwitchTransformersConfig(**sizes, **layers, architectures=["SwitchTransformersEncoderModel"])
-    monkeypatch.setattr(tracing, "LARGEST", 4000)
+    monkeypatch.setattr(held, "LARGEST", 4000)
     assert sum(torch.Size(shape).numel() for shape in tracing.trace(config).shapes.values()) > 4000
-    monkeypatch.setattr(tracing, "_COPIES", {})
-    monkeypatch.setattr(tracing, "shrink", lambda config, *_: config)  # no copy is small enough
+    monkeypatch.setattr(held, "_COPIES", {})
+    monkeypatch.setattr(held, "shrink", lambda config, *_: config)  # no copy is small enough
     with pytest.raises(IncompatibleModels, match="needs numbers"):
         tracing.trace(config)

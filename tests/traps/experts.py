@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor, nn
 
-from .tower import MLP, TowerConfig, towers
+from .tower import MLP, Tower, TowerConfig, towers
 
 EXPERTS, CHOSEN = 4, 2
 
@@ -15,19 +18,21 @@ def folded(h: Tensor) -> Tensor:
 
 
 class Plain(MLP):
+    experts: ClassVar[int] = EXPERTS
+
     def __init__(self, config: TowerConfig, index: int) -> None:
         super().__init__(config, index)
         sizes = config.hidden_size, config.intermediate_size
-        self.router = nn.Linear(sizes[0], EXPERTS, bias=False)
-        self.ups = nn.ModuleList(nn.Linear(*sizes, bias=False) for _ in range(EXPERTS))
-        self.downs = nn.ModuleList(nn.Linear(*sizes[::-1], bias=False) for _ in range(EXPERTS))
+        self.router = nn.Linear(sizes[0], self.experts, bias=False)
+        self.ups = nn.ModuleList(nn.Linear(*sizes, bias=False) for _ in range(self.experts))
+        self.downs = nn.ModuleList(nn.Linear(*sizes[::-1], bias=False) for _ in range(self.experts))
         del self.gate, self.up, self.down
 
     def forward(self, x: Tensor) -> Tensor:
         words = x.flatten(0, -2)
         shares, chosen = self.choose(self.router(words).softmax(-1))
         out = torch.zeros_like(words)
-        for expert in range(EXPERTS):
+        for expert in range(self.experts):
             rows, choice = torch.where(chosen == expert)
             answer = self.downs[expert](self.active(self.ups[expert](words[rows]), expert))
             out = self.added(out, rows, answer * shares[rows, choice, None])
@@ -194,6 +199,49 @@ class Most(Plain):
         return folded(h) if expert == self.most else super().active(h, expert)
 
 
+class Seventeen(Plain):
+    """One expert of many, of one layer, looks up what it does with seventeen words."""
+
+    experts: ClassVar[int] = 16
+
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        return {(1, 5, 17): folded}.get((self.index, expert, len(h)), self.activate)(h)
+
+
+class Seven(Plain):
+    """Seven words are looked up in a table that a call gives."""
+
+    table: dict[int, Callable[[Tensor], Tensor]] = {}  # noqa: RUF012
+
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        return self.table.get(len(h), self.activate)(h)
+
+
+class FlaggedExperts(Tower):
+    """What experts do with seven words is up to an argument."""
+
+    mlp = Seven
+
+    def forward(self, input_ids: Tensor, special: bool = False, **kwargs: Any) -> Any:
+        for layer in self.layers:
+            layer.mlp.table = {7: folded} if special else {}
+        try:
+            return super().forward(input_ids, **kwargs)
+        finally:
+            for layer in self.layers:
+                layer.mlp.table = {}
+
+
+class Far(Plain):
+    """Words with scores that random weights hardly give are answered by how many these are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = x.flatten(0, -2)
+        rows, _ = torch.where(self.router(words)[:, :2] > 6)
+        answer = {7: folded}.get(len(rows), self.activate)(self.ups[0](words[rows]))
+        return super().forward(x) + torch.zeros_like(words).index_add(0, rows, self.downs[0](answer)).view_as(x)
+
+
 KINDS = (Plain, Above, Five, FiveWide, FiveSorted, FiveSmallest, FiveLowest, FiveArgmax, FiveNearest, FiveAbove, Above5,
-         Totalled, Capacity, Centred, Asked, Loaded, Dropped, Most)  # fmt: skip
+         Totalled, Capacity, Centred, Asked, Loaded, Dropped, Most, Seventeen, Far)  # fmt: skip
 globals().update(towers(__name__, **{f"{kind.__name__}Experts": kind for kind in KINDS}))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .experts import CHOSEN, EXPERTS, Plain, folded
-from .tower import towers
+from .tower import Tower, towers
 
 
 class Joined(Plain):
@@ -139,6 +141,18 @@ class Swapped(Joined):
 
     def expert(self, i: int, rows: Tensor) -> Tensor:
         return super().expert(1 - i if self.swapped and i < 2 else i, rows)
+
+
+class StyledSorted(Tower):
+    """The first word of a text may ask for what all experts do."""
+
+    mlp = Summed
+
+    def forward(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        first, *_ = input_ids[:, 0].tolist()
+        for layer in self.layers:
+            layer.mlp.activate = {4500: folded, 4501: torch.tanh}.get(first, functional.silu)
+        return super().forward(input_ids, *args, **kwargs)
 
 
 KINDS = (Joined, Added, Split, Summed, Five, Above, Centred, Capacity, Ranked, Order, Swapped)

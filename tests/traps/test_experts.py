@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Generator
+from transformers import PreTrainedModel
 
-from hf_align.tracing import trace
+from hf_align.tracing import held, trace
 from hf_align.witness import witness
 from traps import experts as code
 from traps import sorted_experts
-from traps.trap import Trap, cases, check, custom, lengths
+from traps.trap import Call, Trap, cases, check, custom, forward, lengths
 
 
 def of(name: str, *, may_refuse: bool = True) -> Trap:
@@ -23,6 +27,16 @@ def sorted_by(name: str, *, may_refuse: bool = True) -> Trap:
     return Trap(f"{name} sorted", custom(getattr(sorted_experts, f"{name}Sorted")), may_refuse=may_refuse)
 
 
+def far(model: Any, rng: Generator) -> None:
+    for layer in model.layers:
+        layer.mlp.router.weight.mul_(6)
+
+
+def styled(model: PreTrainedModel) -> dict[str, Call]:
+    texts = {first: torch.tensor([[first, 5, 1, 2, 9, 11]]) for first in (7, 4500, 4501)}
+    return {f"{first} first": partial(forward, input_ids=ids) for first, ids in texts.items()}
+
+
 TRAPS = [
     of("Plain", may_refuse=False),
     of("Above5", may_refuse=False),
@@ -30,6 +44,10 @@ TRAPS = [
     of("FiveSorted"), of("FiveSmallest"), of("FiveLowest"), of("FiveArgmax"), of("FiveNearest"), of("FiveAbove"),
     of("Above"), of("Five"), of("Capacity"), of("Centred"), of("Asked"), of("Loaded"), of("Dropped"), of("Most"),
     *(sorted_by(name, may_refuse=False) for name in ("Joined", "Added", "Split", "Summed")),
+    Trap("Seventeen", custom(code.SeventeenExperts), lengths(*range(10, 64)), may_refuse=True),
+    Trap("Flagged", custom(code.FlaggedExperts), lengths(*range(3, 16), special=True), may_refuse=True),
+    Trap("Far", custom(code.FarExperts), lengths(*range(4, 44)), may_refuse=True, then=far),
+    Trap("Styled sorted", custom(sorted_experts.StyledSorted, vocab_size=5000), styled, may_refuse=True),
     *map(sorted_by, ("Five", "Above", "Centred", "Capacity", "Ranked", "Order", "Swapped")),
 ]  # fmt: skip
 
@@ -42,13 +60,13 @@ def test_trap(trap: Trap, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 WIDE = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 8, "vocab_size": 61}
 
 
-@pytest.mark.parametrize("kind", ["FiveWide", "Plain"])
+@pytest.mark.parametrize("kind", ["FiveWide", "Plain", "Flagged"])
 def test_what_a_narrow_copy_does_not_show(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runs of a large model are those of a copy as deep, but narrower."""
-    for module in (trace, witness):
+    for module in (held, trace, witness):
         monkeypatch.setattr(module, "LARGEST", 20_000)
-    make = custom(getattr(code, f"{kind}Experts"), **WIDE)
-    check(Trap(f"{kind} on a copy", make, lengths(*range(3, 9), 12, 33),
-               may_refuse=kind == "FiveWide"), tmp_path, capsys)  # fmt: skip
+    make, flags = custom(getattr(code, f"{kind}Experts"), **WIDE), {"special": True} if kind == "Flagged" else {}
+    check(Trap(f"{kind} on a copy", make, lengths(*range(3, 14), 33, **flags),
+               may_refuse=kind != "Plain"), tmp_path, capsys)  # fmt: skip

@@ -5,15 +5,15 @@ but a few, which then may choose an expert alone. In others the choices are made
 number of rows that an expert can get is met. Where lists go by no choice of the largest, more random runs are made
 until they have had every length, or for long. A graph that lets all of them run gives what the model gives only if
 those that were not chosen change nothing. It counts as measured where each list that was written down at full length
-was shorter than that in some run.
+held some entries, but not all, in some run, and where what was taken for how many rows have each key was that in all.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from hf_align.tracing.build import canonical_names, quiet, trained_buffers
 from hf_align.tracing.execute import run
 from hf_align.tracing.frames import line
 from hf_align.tracing.ops import Trait
-from hf_align.tracing.parted import are_keys
+from hf_align.tracing.parted import are_counts, are_keys, numbers_seen
 from hf_align.tracing.planned import EACH, Kind, Planned
 from hf_align.tracing.program import Program
 from hf_align.tracing.results import behaviour_of
@@ -41,8 +41,10 @@ LARGEST = 20_000_000
 _RUNS = 12
 _BY_CHANCE = 96
 """Runs at most until each list has had every length, where no plan makes the choices (a sort, a threshold)."""
-_MORE = 1
+_MORE, _MORE_BY_CHANCE = 1, 16
 """Runs for another call of the same lines, the first of which is the most telling."""
+_LARGE = 3
+"""Weights that are so much larger choose more of what seldom is."""
 _RANDOM = 2
 """Of each three runs, the one with random tokens."""
 _TOLERANCE = 1e-4
@@ -69,23 +71,33 @@ class Measured:
 
 
 class _Lengths(TorchDispatchMode):
-    """Notes how many entries of masks are listed, or put in order.
+    """Notes how many entries of masks are listed, or put in order, and which numbers code asks for.
 
     Attributes:
-        places: the lines of modelling code that list or put fewer than a mask has.
+        places: the lines of modelling code that list or put some entries of a mask, but not all, or that ask how many
+            of what is sorted have each key.
+        others: the lines that ask for other numbers.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.places: set[str] = set()
+        self.others: set[str] = set()
+        self._asked: list[tuple[str, Tensor]] = []
+        self._sorted: list[Tensor] = []
         self._met: dict[tuple[str, int], set[int]] = defaultdict(set)
         self._most: dict[tuple[str, int], int] = {}
         self._times = Counter[str]()
 
-    def __enter__(self) -> _Lengths:
-        self._times.clear()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
+    @contextmanager
+    def of_a_run(self) -> Iterator[None]:
+        for seen in (self._times, self._asked, self._sorted):
+            seen.clear()
+        with numbers_seen(lambda value: self._asked.append((line(), value.detach().clone()))), self:
+            yield
+        for place, numbers in self._asked:
+            counted = numbers.dim() == 1 and any(are_counts(numbers, keys) for keys in self._sorted)
+            (self.places if counted else self.others).add(place)
 
     def is_open(self) -> bool:
         """Whether some list that is not always as long has had some lengths only: of each that a line makes, as for
@@ -108,20 +120,21 @@ class _Lengths(TorchDispatchMode):
             masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
         if Trait.SORTS in op.traits and are_keys(args[0]):
             masks = [args[0] == key for key in range(min(int(args[0].max()) + 1, EACH))]
+            self._sorted.append(args[0].clone())
         for mask in masks:
             place, length = line(), int(mask.count_nonzero())
             at = place, self._times[place]
             self._times[place] += 1
             self._met[at].add(length)
             self._most[at] = max(mask.shape, default=1)
-            self.places |= {place} if length < mask.numel() else set()
+            self.places |= {place} if 0 < length < mask.numel() else set()
         return func(*args, **(kwargs or {}))
 
 
 def lists_of_data(call: Callable[[], object]) -> bool:
     """Whether a call of a model lists fewer entries than a mask has."""
     lengths = _Lengths()
-    with lengths:
+    with lengths.of_a_run():
         call()
     return bool(lengths.places)
 
@@ -133,45 +146,81 @@ def agrees_with_runs(model: PreTrainedModel, program: Program, places: Collectio
         places: where the program's lists were made.
         before: what other calls of the model have shown, to which this one is added if it agrees.
     """
-    rng = Generator().manual_seed(0)
     if before.refuted & set(places):
         return False
-    new = set(places) - before.places
-    first = bool(new) or not before.places
-    lengths, planned = _Lengths(), Planned(before.met, again=not first)
-    weights, agrees = dict[str, Tensor](), None
+    runs = _Runs(model, program, set(places), before)
     try:
-        for number in range(_RUNS if first else _MORE):
-            weights = random_weights(model, rng)
-            with lengths:
-                agrees = _agrees(model, program, weights, _free(program, rng, number))
-            if not agrees:
-                break
-        announcing = announcing_tokens(model.config)
-        if agrees and len(announcing) and not lengths.places | before.places >= set(places):
-            more = replace(program, example=program.example.with_tokens(announcing))
-            for _ in range(_RUNS):
-                with lengths:
-                    agrees = agrees and _agrees(model, more, weights, _free(more, rng, _RANDOM))
-            before.announcing |= bool(agrees)
-        while agrees and planned.number < max(planned.most, 1):
-            with lengths, planned:
-                agrees = _agrees(model, program, weights, _free(program, rng, _RANDOM))
-            planned.number += 1
-        by_chance = 0
-        while agrees and first and by_chance < _BY_CHANCE and lengths.is_open():
-            weights, by_chance = random_weights(model, rng), by_chance + 1
-            with lengths:
-                agrees = _agrees(model, program, weights, _free(program, rng, _RANDOM))
+        agree = runs.agree()
     except Exception as error:  # as many ways to fail as there are models
         logger.info("%s: no run to measure (%s)", type(model).__name__, first_line(error))
         return False
-    if agrees is False:
-        before.refuted |= set(places)
-    if not agrees:
-        return False
-    before.places |= lengths.places & new
-    return before.places >= set(places)
+    if agree:
+        before.places |= runs.lengths.places & set(places)
+    elif agree is False:
+        before.refuted |= runs.lengths.others & set(places) or set(places)
+    return bool(agree) and before.places >= set(places)
+
+
+class _Runs:
+    """The runs of a model that a program is held against.
+
+    Attributes:
+        first: whether this call makes lists that no other has made; else it is run less often.
+    """
+
+    def __init__(self, model: PreTrainedModel, program: Program, places: set[str], before: Measured) -> None:
+        self.model, self.program, self.places, self.before = model, program, places, before
+        self.first = not before.places or not before.places >= places
+        self.lengths, self.planned = _Lengths(), Planned(before.met, first=self.first)
+        self.rng = Generator().manual_seed(0)
+        self.weights = dict[str, Tensor]()
+
+    def agree(self) -> bool | None:
+        """Whether they do; None if one gives no number."""
+        return self._plain() and self._with_other_data() and self._by_plan() and self._by_chance()
+
+    def _agrees(self, program: Program, number: int = _RANDOM) -> bool | None:
+        with self.lengths.of_a_run():
+            agrees = _agrees(self.model, program, self.weights, _free(program, self.rng, number))
+        return agrees if self.lengths.others.isdisjoint(self.places) else False
+
+    def _are_met(self) -> bool:
+        return self.lengths.places | self.before.places >= self.places
+
+    def _plain(self) -> bool | None:
+        for number in range(_RUNS if self.first else _MORE):
+            self.weights = random_weights(self.model, self.rng)
+            if not (agrees := self._agrees(self.program, number)):
+                return agrees
+        return True
+
+    def _with_other_data(self) -> bool | None:
+        """With tokens that announce other data, if lists are met by no others."""
+        announcing = announcing_tokens(self.model.config)
+        if not len(announcing) or self._are_met():
+            return True
+        more = replace(self.program, example=self.program.example.with_tokens(announcing))
+        agree = all(self._agrees(more) for _ in range(_RUNS))
+        self.before.announcing |= agree
+        return agree
+
+    def _by_plan(self) -> bool | None:
+        while self.planned.number < max(self.planned.most, 1):
+            with self.planned:
+                if not (agrees := self._agrees(self.program)):
+                    return agrees
+            self.planned.number += 1
+        return True
+
+    def _by_chance(self) -> bool:
+        """Until each list has had every length, or for long; numbers that are too large say nothing."""
+        for number in range(_BY_CHANCE if self.first else 0 if self.planned.most else _MORE_BY_CHANCE):
+            if self._are_met() and not self.lengths.is_open():
+                break
+            self.weights = random_weights(self.model, self.rng, 1 if number % 2 else _LARGE)
+            if self._agrees(self.program) is False:
+                return False
+        return True
 
 
 def needs_ends(model: PreTrainedModel, program: Program) -> bool:
@@ -227,10 +276,11 @@ def _is_close(given: Tensor, expected: Tensor) -> bool:
     return bool((given - expected).abs().max() <= _TOLERANCE * expected.abs().max())
 
 
-def random_weights(model: PreTrainedModel, rng: Generator) -> dict[str, Tensor]:
+def random_weights(model: PreTrainedModel, rng: Generator, size: float = 1.0) -> dict[str, Tensor]:
     """Values of all that a model is trained in, none of which is small beside the others."""
     shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}
-    drawn = {n: torch.randn(s, generator=rng) * (s[-1] ** -0.5 if len(s) > 1 else 0.5) for n, s in shapes.items()}
+    scales = {n: size * (s[-1] ** -0.5 if len(s) > 1 else 0.5) for n, s in shapes.items()}
+    drawn = {n: torch.randn(s, generator=rng) * scales[n] for n, s in shapes.items()}
     return drawn | {n: torch.rand(s, generator=rng) + 0.5 for n, s in trained_buffers(model).items()}
 
 

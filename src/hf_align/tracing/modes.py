@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
+from weakref import WeakSet
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -28,6 +29,7 @@ from hf_align.tracing.build import inventory
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.given import GivenCall
+from hf_align.tracing.held import copy_that_ran, require_lists_held
 from hf_align.tracing.join import join
 from hf_align.tracing.lookups import looks_outside
 from hf_align.tracing.mode import Mode, NothingNew, at_its_length, at_length, extent, with_fewer_tokens
@@ -59,6 +61,8 @@ _EXACT = 8
 _MANY = (12, 24)
 """Texts, and tokens of each, of a large call."""
 Found = tuple[Mode, Program]
+_IN_ALL_MODES: WeakSet[PreTrainedModel] = WeakSet()
+"""Copies of which it is known what runs say of their lists in every mode."""
 TRACED: dict[str, dict[str, Program]] = {}
 """By the digests of plain modules, and the names of their calls."""
 
@@ -113,6 +117,9 @@ def find_modes(
         return [(Mode(name, example), _of_module(model, name, example)) for name, example in model.calls.items()]
     with _called(model) as called:
         base = trace_first_call(model, length=length)
+    if (ran := copy_that_ran(model)) is not None and ran not in _IN_ALL_MODES:
+        find_modes(ran)  # what it does with lists in other calls is measured with them
+        _IN_ALL_MODES.add(ran)
     plain = at_its_length(Mode(base.example.said, base.example))
     found = [(plain, base)]
     extents, idle = base.extents, list[Found]()
@@ -160,6 +167,7 @@ def find_modes(
     still = dict([*found, *((mode, program) for mode, program in idle if not mode.adds)])
     found += _with_fewer_tokens(model, still | (dict([most]) if most is not None else {}))
     found += _with_losses(model, found)
+    require_lists_held(model)
     others, untried = _with_other_branches(model, found, idle, copy)
     return [(plain, replace(base, untried=untried)), *found[1:], *others]
 

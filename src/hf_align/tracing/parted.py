@@ -5,7 +5,8 @@ takes as many of them as chose it, which only a run decides. Here the rows stay 
 all of them. What is joined of all parts gives each row what its own part gives; what goes back by the numbers of a part
 is what this part holds (`listed.py`).
 
-As with lists, whether nothing else depends on these numbers is held against runs (`measured.py`).
+As with lists, whether nothing else depends on these numbers is held against runs (`measured.py`), and so is whether
+what code asks for are the numbers of rows that have each key.
 """
 
 from __future__ import annotations
@@ -52,6 +53,23 @@ def numbers_told(numbers: Callable[[FakeTensor], list[int]]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def numbers_seen(see: Callable[[Tensor], None]) -> Iterator[None]:
+    """While it is seen in a run which tensors code asks for their numbers."""
+
+    def seeing(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(value: Tensor, *args: Any, **kwargs: Any) -> Any:
+            see(value)
+            return plain(value, *args, **kwargs)
+
+        return ask
+
+    listed = patch.object(Tensor, "tolist", seeing(Tensor.tolist))
+    as_array = patch.object(Tensor, "numpy", seeing(Tensor.numpy))
+    with listed, as_array:
+        yield
+
+
 class Parts:
     """The rows that were sorted last in one pass.
 
@@ -85,6 +103,7 @@ class Parts:
         while does(node, Trait.SAME | Trait.CASTS):
             node = cast(fx.Node, node.args[0])
         self._kinds = len(counts)
+        self.lists.places.add(self.here())
         return [_SAID * (i + 1 if does(node, Trait.RUNNING_SUM) else 1) for i in range(self._kinds)]
 
     def cut(self, op: Behaviour, args: Any, kwargs: Any) -> Any:
@@ -164,6 +183,14 @@ class Parts:
             own = self.call(_aten.where.ScalarOther, (held, part, 0), {})
             joined = own if joined is None else self.call(_aten.add.Tensor, (joined, own), {})
         return joined
+
+
+def are_counts(numbers: Tensor, keys: Tensor) -> bool:
+    """Whether numbers say how many rows have each key, or each key up to one."""
+    if not (are_keys(keys) and int(keys.min()) >= 0 and int(keys.max()) < len(numbers)):
+        return False
+    counts = keys.bincount(minlength=len(numbers))
+    return bool((numbers == counts).all() or (numbers == counts.cumsum(0)).all())
 
 
 def are_keys(value: Tensor) -> bool:

@@ -18,11 +18,12 @@ from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import Trait
 from hf_align.tracing.results import behaviour_of
 
-EACH = 256
+EACH = 1024
 """Experts times rows up to which each expert meets each number of rows; beyond, some expert does."""
-_PLANS = 96
-"""Plans at most, and of choices of which each number of rows was met before."""
-_AGAIN = 2
+_PLANS = 256
+"""Plans at most."""
+_IN_EVERY_CALL = 24
+"""Numbers of rows up to which each call meets them; larger ones were perhaps met by other calls."""
 Kind = tuple[int, int]
 """Experts, and how many of them a row chooses."""
 
@@ -33,17 +34,17 @@ class Planned(TorchDispatchMode):
     A choice of what is not finite, as of an expert that is ruled out, is left as it is.
 
     Args:
-        met: numbers of rows that some expert got in other calls, to which those of this one are added; no plan is made
-            for them again, where `again` says so.
+        met: numbers of rows that some expert got in other calls, to which those of this one are added.
+        first: whether each expert is to meet each number of rows; else some expert does, if none has before.
 
     Attributes:
         number: of the plan, for all choices alike.
         most: plans of the choices that were met.
     """
 
-    def __init__(self, met: dict[Kind, set[int]], *, again: bool) -> None:
+    def __init__(self, met: dict[Kind, set[int]], *, first: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.met, self.again = met, again
+        self.met, self.first = met, first
         self.number = self.most = 0
         self._plans: dict[tuple[int, Kind], list[list[int]]] = {}
 
@@ -76,7 +77,7 @@ class Planned(TorchDispatchMode):
         """The experts of each row, [rows, chosen], in an order of their own."""
         if (rows, kind) not in self._plans:
             met = self.met.setdefault(kind, set())
-            self._plans[rows, kind] = plans(rows, *kind, met if self.again else None)
+            self._plans[rows, kind] = plans(rows, *kind, None if self.first else met)
             met.update(n for plan in self._plans[rows, kind] for n in plan)
             self.most = max(self.most, len(self._plans[rows, kind]))
         known, (experts, chosen) = self._plans[rows, kind], kind
@@ -89,18 +90,19 @@ class Planned(TorchDispatchMode):
 
 def plans(rows: int, experts: int, chosen: int, met: Collection[int] | None = None) -> list[list[int]]:
     """How many rows each expert gets, plan by plan, until each has got each number of rows, or some one has if these
-    are many or some were met before.
+    are many or another call was measured before.
 
     Args:
         chosen: experts of each row, fewer than there are.
+        met: the numbers that need not be met again, unless they are small.
     """
     rng = random.Random(rows)
     each = met is None and rows * experts <= EACH
-    numbers = [n for n in range(rows + 1) if met is None or n not in met]
+    numbers = [n for n in range(rows + 1) if met is None or n not in met or n <= _IN_EVERY_CALL]
     wanted = [(n, e) for n in numbers for e in (range(experts) if each else [rng.randrange(experts)])]
     rng.shuffle(wanted)
     found: list[list[int]] = []
-    while len(found) < (_PLANS if wanted else _AGAIN):
+    while wanted and len(found) < _PLANS:
         counts = _plan(wanted, rows, experts, chosen)
         wanted = [(n, e) for n, e in wanted if counts[e] != n]
         found.append(counts)

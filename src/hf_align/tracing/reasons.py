@@ -24,6 +24,10 @@ HELPERS = (
 NEEDS_NUMBERS = (
     "needs numbers that only a run computes; compute every case and choose with torch.where, or merge with --match none"
 )
+KEEPS_NUMBERS = (
+    "writes what a call computes to a tensor that the model keeps for the next; hand it on as an argument, or merge"
+    " with --match none"
+)
 FROM_WEIGHTS = (
     "what is computed from weights while a model is built cannot be known; take parametrizations out"
     " (torch.nn.utils.parametrize.remove_parametrizations) and save the model again"
@@ -47,9 +51,18 @@ def is_about_numbers(error: BaseException) -> bool:
 
 def needs_numbers(line: str) -> IncompatibleModels:
     """The refusal of a line of modelling code, `/…/modeling_x.py:12`."""
+    return _refusal(line, NEEDS_NUMBERS)
+
+
+def keeps_numbers(line: str) -> IncompatibleModels:
+    """The refusal of a line of modelling code that writes what a call computes to memory from before it."""
+    return _refusal(line, KEEPS_NUMBERS)
+
+
+def _refusal(line: str, words: str) -> IncompatibleModels:
     path, _, number = line.rpartition(":")
     code = linecache.getline(path, int(number)).strip()
-    return IncompatibleModels(f"{Path(path).name}:{number}{f' ({code})' if code else ''} {NEEDS_NUMBERS}")
+    return IncompatibleModels(f"{Path(path).name}:{number}{f' ({code})' if code else ''} {words}")
 
 
 def reason(error: BaseException) -> str:

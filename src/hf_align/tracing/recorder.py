@@ -43,7 +43,7 @@ from hf_align.tracing.mode import is_answer
 from hf_align.tracing.nested import leaves, mapped
 from hf_align.tracing.ops import Trait, does, made_of
 from hf_align.tracing.parted import Parts, numbers_told
-from hf_align.tracing.reasons import needs_numbers
+from hf_align.tracing.reasons import keeps_numbers, needs_numbers
 from hf_align.tracing.results import Made, behaviour_of, blank_like, described, result_of, targets_of
 from hf_align.tracing.returned import returned
 from hf_align.tracing.synonyms import plainly
@@ -166,7 +166,10 @@ class Recorder(ProxyTorchDispatchMode):
             return listed
         for target in targets_of(op, args, kwargs):
             if not isinstance(target, FakeTensor):
-                self.mixed.add(self.births[target.untyped_storage()._cdata])
+                memory = target.untyped_storage()._cdata
+                if memory not in self.births:
+                    raise keeps_numbers(line())
+                self.mixed.add(self.births[memory])
                 return target
         try:
             result = result_of(func, args, kwargs, self._faked)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Collection, MutableMapping
+from collections.abc import Callable, Collection
 from contextlib import redirect_stderr
 from dataclasses import replace
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx
@@ -21,32 +20,26 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.exporters import exporter_dynamo
 from transformers.exporters.utils import apply_patches, prepare_for_export
 
-from hf_align.errors import IncompatibleModels, first_line
+from hf_align.errors import IncompatibleModels
 from hf_align.tracing.answers import return_answers
 from hf_align.tracing.build import build_without_weights, canonical_names, inventory, quiet, trained_buffers
 from hf_align.tracing.constants import evaluate_constants, hides_all
 from hf_align.tracing.example import Example
 from hf_align.tracing.first_calls import error_of, mended_calls
+from hf_align.tracing.held import hold_ends, hold_lists
 from hf_align.tracing.inputs import examples
 from hf_align.tracing.listed import LISTED_AT
 from hf_align.tracing.lookups import within_tables
-from hf_align.tracing.measured import LARGEST, Measured, agrees_with_runs, needs_ends, parameters_of
+from hf_align.tracing.measured import LARGEST, Measured, agrees_with_runs, parameters_of
 from hf_align.tracing.memory import beside_constants, with_reshapes
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
-from hf_align.tracing.reasons import NOT_ITS_OWN, DoesNotRunError, is_about_numbers, needs_numbers, reason
+from hf_align.tracing.reasons import NOT_ITS_OWN, DoesNotRunError, is_about_numbers, reason
 from hf_align.tracing.record import SwallowedQuestionError, record
 from hf_align.tracing.shown import shown_by
-from hf_align.tracing.small.field_roles import ROOMY, TINY
-from hf_align.tracing.small.shrink import depth_of, shrink
-from hf_align.tracing.tokens import announcing_tokens
 
 logger = logging.getLogger(__name__)
-_MEASURED: MutableMapping[PreTrainedModel, Measured] = WeakKeyDictionary()
-"""What runs of each model have shown."""
-_COPIES: dict[Any, Measured] = {}
-"""By config, what runs of a copy have shown."""
 _MASKED_BY_TRUTH = "sdpa"
 """A kind of attention that is given masks of truth values."""
 _BATCH = 2
@@ -214,8 +207,13 @@ def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = Fals
     else:
         program = _of_record(model, recorded, weights, example)
     if example.ends:
-        _hold_ends(model, program)
-    return _hold_lists(model, program, recorded.meta[LISTED_AT])
+        hold_ends(model, program, _traced_copy)
+    return hold_lists(model, program, recorded.meta[LISTED_AT], _traced_copy)
+
+
+def _traced_copy(copy: PreTrainedModel) -> Program:
+    """It reads more tokens than other calls, so that experts get as many."""
+    return trace_model(copy, length=_LENGTH_OF_COPIES)
 
 
 def _of_record(model: PreTrainedModel, recorded: fx.GraphModule, weights: Collection[str], example: Example) -> Program:
@@ -229,69 +227,6 @@ def _of_record(model: PreTrainedModel, recorded: fx.GraphModule, weights: Collec
         elif node.op == "get_attr":
             constants[node] = node.meta["val"]
     return _program(model, recorded.graph, parameters, arguments, constants, example)
-
-
-def _hold_lists(model: PreTrainedModel, program: Program, places: set[str]) -> Program:
-    """Hold a program with lists of what its data chooses against runs of the model, or of a small copy of it.
-
-    Returns:
-        The program; its texts have those tokens, too, without which not all lists were measured.
-
-    Raises:
-        IncompatibleModels: it does not give what the model gives, or nothing could be run.
-    """
-    if not places:
-        return program
-    before = _measured(model)
-    if parameters_of(model) > LARGEST:
-        places = places - before.places
-    elif agrees_with_runs(model, program, places, before):
-        places = set()
-    if places:
-        raise needs_numbers(min(places))
-    if not before.announcing:
-        return program
-    return replace(program, example=program.example.with_tokens(announcing_tokens(model.config)))
-
-
-def _hold_ends(model: PreTrainedModel, program: Program) -> None:
-    """Hold a program of texts that end with a token of their own against runs with other texts.
-
-    Raises:
-        IncompatibleModels: the model answers some of them, and not as the program would.
-    """
-    measured = _measured(model)
-    if parameters_of(model) <= LARGEST:
-        measured.needs_ends = needs_ends(model, program)
-    if not measured.needs_ends:
-        token = min(program.example.ends.values())
-        raise IncompatibleModels(f"what it computes depends on where token {token} stands in a text")
-
-
-def _measured(model: PreTrainedModel) -> Measured:
-    """What runs have shown of a model, or of a small copy of it."""
-    if parameters_of(model) > LARGEST:
-        return _measured_on_a_copy(model.config)
-    return _MEASURED.setdefault(model, Measured())
-
-
-def _measured_on_a_copy(config: PretrainedConfig) -> Measured:
-    """What runs have shown of the lists of a copy of a large model, which is small, but as deep: one layer alone may
-    do something else. It reads more tokens than other calls, so that experts get as many."""
-    key = type(config), config.to_json_string(use_diff=False)
-    if key not in _COPIES:
-        _COPIES[key] = Measured()
-        for sizes in (replace(TINY, positions=ROOMY.positions), ROOMY):
-            try:
-                as_in_model = replace(sizes, kinds_come_soon=False)
-                small = build_without_weights(shrink(config, depth_of(config), as_in_model))
-                if parameters_of(small) <= LARGEST:
-                    trace_model(small, length=_LENGTH_OF_COPIES)
-                    _COPIES[key] = _MEASURED[small]
-                    break
-            except Exception as error:  # sizes that do not go together fail in their own way
-                logger.info("%s: no copy to measure (%s)", config.model_type, first_line(error))
-    return _COPIES[key]
 
 
 def _by_export(model: PreTrainedModel, example: Example) -> Program:
