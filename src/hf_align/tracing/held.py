@@ -21,8 +21,8 @@ from hf_align.tracing.tokens import announcing_tokens
 logger = logging.getLogger(__name__)
 _MEASURED: MutableMapping[PreTrainedModel, Measured] = WeakKeyDictionary()
 """What runs of each model have shown."""
-_COPIES: dict[Hashable, PreTrainedModel | None] = {}
-"""By config, the copy that was run; None where none could be."""
+_COPIES: dict[Hashable, Measured] = {}
+"""By config, what runs of a copy have shown."""
 Trace = Callable[[PreTrainedModel], object]
 """Traces the first call of a copy, which is then measured."""
 
@@ -43,7 +43,7 @@ def hold_lists(model: PreTrainedModel, program: Program, places: set[str], trace
         return program
     before = _measured(model, trace)
     if parameters_of(model) > LARGEST:
-        places = places - before.places | places & before.refuted
+        places = places - before.places
     elif agrees_with_runs(model, program, places, before):
         places = set()
     if places:
@@ -78,11 +78,6 @@ def require_lists_held(model: PreTrainedModel) -> None:
         raise needs_numbers(min(known.refuted))
 
 
-def copy_that_ran(model: PreTrainedModel) -> PreTrainedModel | None:
-    """The small copy that was run in place of a large model with lists; None where there is none."""
-    return _COPIES.get(_all_of(model.config))
-
-
 def _measured(model: PreTrainedModel, trace: Trace) -> Measured:
     """What runs have shown of a model, or of a small copy of it."""
     if parameters_of(model) > LARGEST:
@@ -93,19 +88,16 @@ def _measured(model: PreTrainedModel, trace: Trace) -> Measured:
 def _measured_on_a_copy(config: PretrainedConfig, trace: Trace) -> Measured:
     """What runs have shown of the lists of a copy of a large model, which is small, but as deep: one layer alone may
     do something else."""
-    key = _all_of(config)
-    for sizes in (replace(TINY, positions=ROOMY.positions), ROOMY) if key not in _COPIES else ():
-        try:
-            small = build_without_weights(shrink(config, depth_of(config), replace(sizes, kinds_come_soon=False)))
-            if parameters_of(small) <= LARGEST:
-                trace(small)
-                _COPIES[key] = small
-                break
-        except Exception as error:  # sizes that do not go together fail in their own way
-            logger.info("%s: no copy to measure (%s)", config.model_type, first_line(error))
-    copy = _COPIES.setdefault(key, None)
-    return Measured() if copy is None else _MEASURED.setdefault(copy, Measured())
-
-
-def _all_of(config: PretrainedConfig) -> Hashable:
-    return type(config), config.to_json_string(use_diff=False)
+    key = type(config), config.to_json_string(use_diff=False)
+    if key not in _COPIES:
+        _COPIES[key] = Measured()
+        for sizes in (replace(TINY, positions=ROOMY.positions), ROOMY):
+            try:
+                small = build_without_weights(shrink(config, depth_of(config), replace(sizes, kinds_come_soon=False)))
+                if parameters_of(small) <= LARGEST:
+                    trace(small)
+                    _COPIES[key] = _MEASURED[small]
+                    break
+            except Exception as error:  # sizes that do not go together fail in their own way
+                logger.info("%s: no copy to measure (%s)", config.model_type, first_line(error))
+    return _COPIES[key]

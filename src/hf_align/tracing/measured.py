@@ -77,12 +77,14 @@ class _Lengths(TorchDispatchMode):
         places: the lines of modelling code that list or put some entries of a mask, but not all, or that ask how many
             of what is sorted have each key.
         others: the lines that ask for other numbers.
+        is_shorter: whether any list has fewer entries than its mask.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.places: set[str] = set()
         self.others: set[str] = set()
+        self.is_shorter = False
         self._asked: list[tuple[str, Tensor]] = []
         self._sorted: list[Tensor] = []
         self._met: dict[tuple[str, int], set[int]] = defaultdict(set)
@@ -91,6 +93,7 @@ class _Lengths(TorchDispatchMode):
 
     @contextmanager
     def of_a_run(self) -> Iterator[None]:
+        """While a model is called once."""
         for seen in (self._times, self._asked, self._sorted):
             seen.clear()
         with numbers_seen(lambda value: self._asked.append((line(), value.detach().clone()))), self:
@@ -127,6 +130,7 @@ class _Lengths(TorchDispatchMode):
             self._times[place] += 1
             self._met[at].add(length)
             self._most[at] = max(mask.shape, default=1)
+            self.is_shorter |= length < mask.numel()
             self.places |= {place} if 0 < length < mask.numel() else set()
         return func(*args, **(kwargs or {}))
 
@@ -136,7 +140,7 @@ def lists_of_data(call: Callable[[], object]) -> bool:
     lengths = _Lengths()
     with lengths.of_a_run():
         call()
-    return bool(lengths.places)
+    return lengths.is_shorter
 
 
 def agrees_with_runs(model: PreTrainedModel, program: Program, places: Collection[str], before: Measured) -> bool:

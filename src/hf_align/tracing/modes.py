@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
-from weakref import WeakSet
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -29,7 +28,7 @@ from hf_align.tracing.build import inventory
 from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.given import GivenCall
-from hf_align.tracing.held import copy_that_ran, require_lists_held
+from hf_align.tracing.held import require_lists_held
 from hf_align.tracing.join import join
 from hf_align.tracing.lookups import looks_outside
 from hf_align.tracing.mode import Mode, NothingNew, at_its_length, at_length, extent, with_fewer_tokens
@@ -61,8 +60,6 @@ _EXACT = 8
 _MANY = (12, 24)
 """Texts, and tokens of each, of a large call."""
 Found = tuple[Mode, Program]
-_IN_ALL_MODES: WeakSet[PreTrainedModel] = WeakSet()
-"""Copies of which it is known what runs say of their lists in every mode."""
 TRACED: dict[str, dict[str, Program]] = {}
 """By the digests of plain modules, and the names of their calls."""
 
@@ -117,9 +114,6 @@ def find_modes(
         return [(Mode(name, example), _of_module(model, name, example)) for name, example in model.calls.items()]
     with _called(model) as called:
         base = trace_first_call(model, length=length)
-    if (ran := copy_that_ran(model)) is not None and ran not in _IN_ALL_MODES:
-        find_modes(ran)  # what it does with lists in other calls is measured with them
-        _IN_ALL_MODES.add(ran)
     plain = at_its_length(Mode(base.example.said, base.example))
     found = [(plain, base)]
     extents, idle = base.extents, list[Found]()

@@ -18,12 +18,12 @@ from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import Trait
 from hf_align.tracing.results import behaviour_of
 
-EACH = 1024
-"""Experts times rows up to which each expert meets each number of rows; beyond, some expert does."""
+EACH, _EACH_OF_FEW = 256, 1024
+"""Experts times rows, and times few rows, up to which each expert meets each number of rows; beyond, some does."""
 _PLANS = 256
 """Plans at most."""
-_IN_EVERY_CALL = 24
-"""Numbers of rows up to which each call meets them; larger ones were perhaps met by other calls."""
+_FEW = 24
+"""Rows; as many or fewer are met by each call, and more perhaps by another."""
 Kind = tuple[int, int]
 """Experts, and how many of them a row chooses."""
 
@@ -97,8 +97,8 @@ def plans(rows: int, experts: int, chosen: int, met: Collection[int] | None = No
         met: the numbers that need not be met again, unless they are small.
     """
     rng = random.Random(rows)
-    each = met is None and rows * experts <= EACH
-    numbers = [n for n in range(rows + 1) if met is None or n not in met or n <= _IN_EVERY_CALL]
+    each = met is None and rows * experts <= (_EACH_OF_FEW if rows <= _FEW else EACH)
+    numbers = [n for n in range(rows + 1) if met is None or n not in met or n <= _FEW]
     wanted = [(n, e) for n in numbers for e in (range(experts) if each else [rng.randrange(experts)])]
     rng.shuffle(wanted)
     found: list[list[int]] = []
