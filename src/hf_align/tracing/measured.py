@@ -217,11 +217,13 @@ class _Runs:
         return True
 
     def _by_chance(self) -> bool:
-        """Until each list has had every length, or for long; numbers that are too large say nothing."""
+        """Until each list has had every length, or for long. Weights are larger while some list was always empty, or
+        always whole; numbers that are then too large say nothing."""
         for number in range(_BY_CHANCE if self.first else 0 if self.planned.most else _MORE_BY_CHANCE):
-            if self._are_met() and not self.lengths.is_open():
+            met = self._are_met()
+            if met and not self.lengths.is_open():
                 break
-            self.weights = random_weights(self.model, self.rng, 1 if number % 2 else _LARGE)
+            self.weights = random_weights(self.model, self.rng, 1 if met or number % 2 else _LARGE)
             if self._agrees(self.program) is False:
                 return False
         return True
