@@ -39,7 +39,7 @@ def measure(model: str) -> Row:
     """
     from transformers import AutoConfig
 
-    from hf_align.symmetry.derivation.spec_cache import VARIABLE
+    from hf_align.runtime.kept import VARIABLE
     from hf_align.tracing.build import build_without_weights, inventory
 
     config = AutoConfig.for_model(model)
