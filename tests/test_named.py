@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from loaded_for_all import LoadedForAll
 from loaded_late import LoadedLate
 from named_parts import (
     AllOfThem,
     Asked,
+    AskedForItsKind,
     Below,
     Borrower,
     ByAnotherName,
@@ -34,7 +36,7 @@ from hf_align.symmetry.derivation.depth import derive_by_depth
 from hf_align.tracing.named import never_named
 
 
-@pytest.mark.parametrize("kind", [Plain, Asked, OfAnother])
+@pytest.mark.parametrize("kind", [Plain, Asked, AskedForItsKind, OfAnother])
 def test_a_part_that_only_stands_there_is_named_by_nothing(kind: type[nn.Module]) -> None:
     weights = ["left_over.weight", "left_over.bias", "read.weight"]
     assert never_named(kind(), weights) == ("left_over.weight", "left_over.bias")
@@ -43,7 +45,7 @@ def test_a_part_that_only_stands_there_is_named_by_nothing(kind: type[nn.Module]
 @pytest.mark.parametrize(
     "kind",
     [BySelf, Below, ByAnotherName, ReadByAnotherName, ByWord, Numbered, AllOfThem, InAFunction, InAList, KeptForLater,
-     ByItsClass, ByItsShape, ByTheHandOfAnother, Borrower, LoadedLate, Tabled, Weight],
+     ByItsClass, ByItsShape, ByTheHandOfAnother, Borrower, LoadedForAll, LoadedLate, Tabled, Weight],
 )  # fmt: skip
 def test_whatever_may_name_a_part_counts(kind: type[nn.Module]) -> None:
     model = kind()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import re
 import sys
@@ -183,6 +184,7 @@ def _read_in(node: ast.AST, scope: str, kind: str) -> Iterator[tuple[str, ast.ex
         if node.name == _BEFORE_CALLS:
             return
         scope += f"{node.name}.<locals>."
+        yield from [("", None, _ANY)] if _hands_to_others(node) else []
     elif isinstance(node, ast.ClassDef):
         kind, scope = f"{scope}{node.name}", f"{scope}{node.name}."
         yield kind, None, ""
@@ -194,8 +196,6 @@ def _read_in(node: ast.AST, scope: str, kind: str) -> Iterator[tuple[str, ast.ex
         yield kind, node.value, _ANY if node.attr in _LISTING else node.attr
     elif isinstance(node, ast.MatchClass):
         yield from (("", None, name) for name in node.kwd_attrs)
-    elif isinstance(node, (ast.Import, ast.ImportFrom)) and "<locals>" in scope:
-        yield from (("", None, _ANY) for name in _imported(node, "") if not _is_of_library(name))
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         yield from ((kind, holder, name) for holder, name in _called(node.func.id, node.args))
     for inner in ast.iter_child_nodes(node):
@@ -213,6 +213,26 @@ def _imported(node: ast.Import | ast.ImportFrom, package: str) -> list[str]:
     above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
     base = ".".join([*above, *([node.module] if node.module else [])])
     return [base, *(f"{base}.{alias.name}" for alias in node.names)]
+
+
+def _hands_to_others(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function imports what may read anything: not what is only asked whether something is of its kind, nor
+    what is not installed."""
+    nodes = list(ast.walk(function))
+    asked = (n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "isinstance")
+    kinds = {id(inner) for call in asked for kind in call.args[1:] for inner in ast.walk(kind)}
+    used = {n.id for n in nodes if isinstance(n, ast.Name) and id(n) not in kinds}
+    used |= {name for n in nodes if isinstance(n, ast.Global) for name in n.names}
+    imports = [n for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom))]
+    needed = [n for n in imports if any((alias.asname or alias.name).partition(".")[0] in used for alias in n.names)]
+    modules = [name for n in needed for name in _imported(n, "")]
+    return any(_is_there(name) and not _is_of_library(name) for name in modules)
+
+
+def _is_there(module: str) -> bool:
+    """Whether the package that a Python module is in is installed; one without a name is that of the code itself."""
+    package = module.partition(".")[0]
+    return not package or package in sys.modules or importlib.util.find_spec(package) is not None
 
 
 def _called(function: str, arguments: list[ast.expr]) -> Iterator[tuple[ast.expr | None, str]]:
