@@ -60,6 +60,19 @@ class Rows(nn.Module):
         return torch.softmax(out, -1)
 
 
+class Hidden(nn.Module):
+    """Puts numbers where a mask of all entries says so."""
+
+    def __init__(self, number: Tensor, adds: bool) -> None:
+        super().__init__()
+        self.linear, self.number, self.adds = nn.Linear(4, 4), number, adds
+
+    def forward(self, x: Tensor, kept: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        mask = ~kept[:, None].repeat(1, 4)
+        return out.index_put_((mask,), self.number, accumulate=self.adds)
+
+
 class Doubled(torch.autograd.Function):
     """Brings its own derivative, and goes through vmap."""
 
@@ -116,6 +129,19 @@ def test_a_branch_on_a_weight_is_refused() -> None:
 
     with pytest.raises(DataDependentOutputException):
         recorded(Gate(), "x", x=torch.randn(3, 4), kind=torch.tensor([1]))
+
+
+@pytest.mark.parametrize(
+    ("number", "adds", "op"),
+    [(torch.tensor(2.0), False, "masked_fill"), (torch.tensor(2.0), True, "index_put"),
+     (torch.ones(8), False, "index_put")],
+)  # fmt: skip
+def test_a_number_behind_a_mask_is_chosen_entry_by_entry(number: Tensor, adds: bool, op: str) -> None:
+    """So that axes along which the mask does not vary stay free."""
+    model, x, kept = Hidden(number, adds), torch.randn(3, 4), torch.tensor([True, False, False])
+    graph = recorded(model, "x", x=torch.zeros(3, 4), kept=kept)
+    assert op in {op_name(n) for n in graph.graph.nodes if n.op == "call_function"}
+    torch.testing.assert_close(graph(x)[0], model(x, kept))
 
 
 def test_what_is_written_into_zeros_is_written_down() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 _TURNED = (torch.ops.aten.mT.default, torch.ops.aten.mH.default, torch.ops.aten.adjoint.default)
@@ -12,6 +14,9 @@ _TURNED = (torch.ops.aten.mT.default, torch.ops.aten.mH.default, torch.ops.aten.
 _SHAPED_LIKE = {torch.ops.aten.expand_as.default: torch.ops.aten.expand.default,
                 torch.ops.aten.view_as.default: torch.ops.aten.view.default}  # fmt: skip
 """What reads only a shape of its second operand, and the op on the first alone."""
+_PUTS = {torch.ops.aten.index_put.default: torch.ops.aten.masked_fill.Tensor,
+         torch.ops.aten.index_put_.default: torch.ops.aten.masked_fill_.Tensor}  # fmt: skip
+"""What puts a number into the entries that a mask says."""
 
 
 def plainly(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
@@ -24,6 +29,15 @@ def plainly(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         return _SHAPED_LIKE[func], (args[0], [*args[1].shape])
     if func is torch.ops.aten.narrow.Tensor and not isinstance(args[2], FakeTensor):
         return torch.ops.aten.narrow.default, (*args[:2], int(args[2]), args[3])
+    if func in _PUTS and _puts_a_number_by_one_mask(*args):
+        return _PUTS[func], (args[0], args[1][0], args[2])
     if func is torch.ops.aten.linear.default and args[1].dim() == 1 and len(args) == 2:  # to one number
         return torch.ops.aten.matmul.default, args
     return func, args
+
+
+def _puts_a_number_by_one_mask(base: Tensor, index: Sequence[Tensor | None], value: Tensor, adds: bool = False) -> bool:
+    """Whether a mask of all entries says which of them become a number."""
+    if adds or len(index) != 1 or index[0] is None or value.dim() or value.dtype != base.dtype:
+        return False
+    return index[0].dtype is torch.bool and index[0].shape == base.shape
