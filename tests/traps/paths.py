@@ -237,6 +237,33 @@ class Early(Tower):
         return EarlyOutput(logits=found.logits, past_key_values=found.past_key_values, early_logits=self.scores)
 
 
+class Tagged(Early):
+    """Likewise, under a name of its own that says nothing of scores."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        self.scores = self.early(x).softmax(-1)
+        return Tower.run(self, x + self.late(self.scores), positions, seen, cache)
+
+    def forward(self, input_ids: Tensor, **kwargs: Any) -> CausalLMOutputWithPast:
+        found = CausalLMOutputWithPast(logits=super().forward(input_ids).logits)
+        found["tags"] = self.scores
+        return found
+
+
+class TaggedEach(Early):
+    """Likewise, for each layer."""
+
+    def forward(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        return {"logits": super().forward(input_ids).logits, "tags": (self.scores,)}
+
+
+class TaggedSecond(Early):
+    """Likewise, without a name."""
+
+    def forward(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return super().forward(input_ids).logits, self.scores
+
+
 class Normed(MLP):
     """Rows of weights of length one, by a gain."""
 

@@ -57,6 +57,15 @@ def early(model: PreTrainedModel) -> dict[str, Call]:
     return text(model) | {"early": scores}
 
 
+def tagged(model: PreTrainedModel) -> dict[str, Call]:
+    def tags(model: PreTrainedModel) -> Tensor:
+        found = model(input_ids=ids_of(model, 9))
+        last = list(found.values())[-1] if isinstance(found, dict) else found[-1]
+        return last[0] if isinstance(last, tuple) else last
+
+    return {"tags": tags}
+
+
 def noise(width: int) -> Tensor:
     return torch.randn(2, width, dtype=torch.float64, generator=Generator().manual_seed(1))
 
@@ -83,6 +92,7 @@ TRAPS = [
     of("Remembers", twice),
     replace(of("Asserting"), may_refuse=False),
     replace(of("Early", early), may_refuse=False),
+    *(replace(of(name, tagged), may_refuse=False) for name in ("Tagged", "TaggedEach", "TaggedSecond")),
     of("Normed"),
     of("Fused"),
     of("JoinedInFiles"),

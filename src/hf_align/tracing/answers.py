@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
 from torch import Tensor, fx, nn
 
 from hf_align.tracing.modules import ModuleModel
@@ -9,7 +14,50 @@ from hf_align.tracing.ops import Trait, does
 
 ANSWER = "answer"
 """Under which the node of a result notes that it is an answer by its name."""
+_STAGES = ("hidden_state", "hidden_states", "attentions", "key_values", "router_logits", "loss")
+"""What a name ends with under which models return what their layers compute on the way, or what training asks for."""
 _SHOW = Trait.SAME | Trait.RESHAPES | Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES
+
+
+def answers_by_name(model: nn.Module, results: Any) -> dict[str, Any]:
+    """The tensors that a model of transformers returns as an answer, though they may be stages on the way to the first:
+    scores, what is pooled, and what has a name that is none of a stage. A stage has a name of the output class of
+    transformers, ends like one of `_STAGES`, or may be given to the next call. Without names, tensors are answers, but
+    not what stands in tuples of its own: that is something of each layer.
+
+    Args:
+        results: with tensors, or their nodes.
+    """
+    if not isinstance(results, Mapping):
+        several = results if isinstance(results, (tuple, list)) else ()
+        return {str(i): value for i, value in enumerate(several) if isinstance(value, (Tensor, fx.Node))}
+    stages = {*inspect.signature(model.forward).parameters, *_declared(type(results))}
+    return {
+        path: leaf
+        for name, value in results.items()
+        for path, leaf in _leaves(str(name), value)
+        if not (name in stages or str(name).endswith(_STAGES)) or (path == name and _is_score(name))
+    }
+
+
+def _declared(kind: type) -> Iterable[str]:
+    """The results that an output class of transformers has; nothing for other classes."""
+    known = is_dataclass(kind) and kind.__module__.startswith("transformers.")
+    return (f.name for f in fields(kind)) if known else ()
+
+
+def _is_score(name: str) -> bool:
+    return "logits" in name or name == "pooler_output"
+
+
+def _leaves(path: str, value: Any) -> Iterable[tuple[str, Any]]:
+    """The tensors in what is returned under a name, with names of their own."""
+    if isinstance(value, (Tensor, fx.Node)):
+        yield path, value
+    elif isinstance(value, (Mapping, tuple, list)):
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for name, part in parts:
+            yield from _leaves(f"{path} {name}", part)
 
 
 def return_answers(model: nn.Module, graph: fx.Graph) -> None:

@@ -111,11 +111,6 @@ def _detached(result: Any) -> Any:
     return result.detach() if isinstance(result, Tensor) and result.requires_grad else result
 
 
-def is_answer(name: str) -> bool:
-    """Whether a result is an answer by its name, though it may be a stage on the way to the first."""
-    return "logits" in name or name == "pooler_output"
-
-
 class NothingNew(Exception):
     """A call does no more than one that is known."""
 

@@ -32,14 +32,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from hf_align.runtime.devices import CPU
-from hf_align.tracing.answers import ANSWER, value_shown
+from hf_align.tracing.answers import ANSWER, answers_by_name, value_shown
 from hf_align.tracing.as_called import as_called
 from hf_align.tracing.assigned import assignments_seen
 from hf_align.tracing.drawn import Draws
 from hf_align.tracing.frames import calling_frame, line, modelling_frame
 from hf_align.tracing.listed import LISTED_AT, Lists
 from hf_align.tracing.memory import can_be_put_back, owner, remember_view, written_anew
-from hf_align.tracing.mode import is_answer
 from hf_align.tracing.nested import leaves, mapped
 from hf_align.tracing.ops import Trait, does, made_of
 from hf_align.tracing.parted import Parts, numbers_told
@@ -120,9 +119,8 @@ class Recorder(ProxyTorchDispatchMode):
             raise needs_numbers(at)
         outputs = returned(model, results)
         self.writer.graph.output(tuple(self._node(t) for t in outputs))
-        for name, value in results.items() if isinstance(results, Mapping) else ():
-            if isinstance(value, Tensor) and is_answer(name):
-                self._node(value).meta[ANSWER] = True
+        for answer in answers_by_name(model, results).values():
+            self._node(answer).meta[ANSWER] = True
         recorded = _LazyGraphModule(self.attributes, self.writer.graph)  # few are ever run
         recorded.meta[LISTED_AT] = self.lists.places
         return recorded

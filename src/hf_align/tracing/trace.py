@@ -16,12 +16,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_unflatten
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.exporters import exporter_dynamo
 from transformers.exporters.utils import apply_patches, prepare_for_export
 
 from hf_align.errors import IncompatibleModels
-from hf_align.tracing.answers import return_answers
+from hf_align.tracing.answers import ANSWER, answers_by_name, return_answers
 from hf_align.tracing.build import build_without_weights, canonical_names, inventory, quiet, trained_buffers
 from hf_align.tracing.constants import evaluate_constants, hides_all
 from hf_align.tracing.example import Example
@@ -202,8 +203,9 @@ def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = Fals
     weights = set(dict(model.named_parameters())) | set(trained_buffers(model))
     recorded = record(model, example.arguments, weights, list(free), generic=generic, ends=example.ends)
     if any(does(n, Trait.COMPOSITE) or _writes_in_place(n) for n in recorded.graph.nodes):
+        by_name = [i for i, node in enumerate(_results(recorded.graph)) if ANSWER in node.meta]
         prepared = with_reshapes(beside_constants(recorded, weights))
-        program = _of_export(model, torch.export.export(prepared, (), free, strict=False), example)
+        program = _of_export(model, torch.export.export(prepared, (), free, strict=False), example, by_name)
     else:
         program = _of_record(model, recorded, weights, example)
     if example.ends:
@@ -230,7 +232,8 @@ def _of_record(model: PreTrainedModel, recorded: fx.GraphModule, weights: Collec
 
 
 def _by_export(model: PreTrainedModel, example: Example) -> Program:
-    return _of_export(model, torch.export.export(model, (), dict(example.arguments), strict=False), example)
+    exported = torch.export.export(model, (), dict(example.arguments), strict=False)
+    return _of_export(model, exported, example, _by_name(model, exported))
 
 
 def _by_prepared_export(model: PreTrainedModel, example: Example) -> Program:
@@ -243,7 +246,8 @@ def _by_prepared_export(model: PreTrainedModel, example: Example) -> Program:
         exporter_dynamo.patch_model_config(model, flags),
         exporter_dynamo.patch_forward_signature(model, dict(prepared)),
     ):
-        return _of_export(model, torch.export.export(model, (), dict(prepared), strict=False), example)
+        exported = torch.export.export(model, (), dict(prepared), strict=False)
+        return _of_export(model, exported, example, _by_name(model, exported))
 
 
 _Way = Callable[[PreTrainedModel, Example], Program]
@@ -256,11 +260,30 @@ def _has_plain_shapes(program: Program) -> bool:
     return not any(free_unbacked_symbols(node.meta.get("val")) for node in program.graph.nodes)
 
 
-def _of_export(model: PreTrainedModel, exported: torch.export.ExportedProgram, example: Example) -> Program:
+def _by_name(model: PreTrainedModel, exported: torch.export.ExportedProgram) -> list[int]:
+    """Which of the results are answers by name."""
+    nodes = _results(exported.graph, len(exported.graph_signature.user_outputs))
+    answers = answers_by_name(model, tree_unflatten(nodes, exported.call_spec.out_spec)).values()
+    return [i for i, node in enumerate(nodes) if any(node is answer for answer in answers)]
+
+
+def _results(graph: fx.Graph, count: int = 0) -> list[Any]:
+    """What a graph returns; its last results, if only so many are the model's."""
+    (results,) = graph.output_node().args
+    assert isinstance(results, (tuple, list))
+    return list(results)[-count:]
+
+
+def _of_export(
+    model: PreTrainedModel, exported: torch.export.ExportedProgram, example: Example, by_name: Collection[int]
+) -> Program:
     calls = [n for n in exported.graph.nodes if n.op == "call_function"]
     apart = {n.target: written_out_as(n) for n in calls if does(n, Trait.COMPOSITE)}
     if apart or any(_writes_in_place(n) for n in calls):
         exported = exported.run_decompositions(apart)
+    results = _results(exported.graph, len(exported.graph_signature.user_outputs))
+    for i in by_name:
+        results[i].meta[ANSWER] = True
     names, _ = canonical_names(model)
     statistics = trained_buffers(model)
     signature = exported.graph_signature

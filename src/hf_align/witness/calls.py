@@ -17,11 +17,12 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from hf_align.errors import first_line
 from hf_align.running.network import Batch, Network, Weights
 from hf_align.runtime.devices import drawing
+from hf_align.tracing.answers import answers_by_name
 from hf_align.tracing.build import quiet
 from hf_align.tracing.example import Example
 from hf_align.tracing.first_calls import first_calls
 from hf_align.tracing.given import GivenCall
-from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent, is_answer, without_length
+from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent, without_length
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.own_code import numbers_compared
 from hf_align.tracing.returned import returned
@@ -302,8 +303,8 @@ def _tensors(model: nn.Module, output: Any) -> dict[str, Tensor]:
 
 def _answers(model: nn.Module, output: Any) -> dict[str, Tensor]:
     """The tensors that a model is asked for: all of a plain module; of one of transformers its first, or the several
-    that come first under one name, all logits, what is pooled of them, and choices, which are whole numbers. Of one
-    that returns what each of its parts does, those of the last.
+    that come first under one name, those that are answers by name, and choices, which are whole numbers. Of one that
+    returns what each of its parts does, those of the last.
 
     What else that returns, hidden states, embeddings and scores of experts, are stages on the way, in a basis of their
     own.
@@ -320,7 +321,8 @@ def _answers(model: nn.Module, output: Any) -> dict[str, Tensor]:
     first, parts = next(real, {}), [value for value in named.values() if isinstance(value, Mapping)]
     if not first and parts:
         return _answers(model, parts[-1])
-    return first | {n: t for n, t in _tensors(model, named).items() if is_answer(n) or not t.is_floating_point()}
+    whole = {n: t for n, t in _tensors(model, named).items() if not t.is_floating_point()}
+    return first | answers_by_name(model, output) | whole
 
 
 def _of_one_name(name: str, value: Any) -> dict[str, Tensor]:
