@@ -264,6 +264,15 @@ class TaggedSecond(Early):
         return super().forward(input_ids).logits, self.scores
 
 
+class Restacked(Tower):
+    """Words are put side by side where there are any; without them all that follows would fail."""
+
+    def run(self, x: Tensor, positions: Tensor, seen: Tensor | None, cache: Any) -> Tensor:
+        words: Any = [word * 2 for word in x.unbind(1)]
+        words = torch.stack(words, 1) if len(words) else x.new_empty(0)
+        return super().run(words.view(x.shape), positions, seen, cache)
+
+
 class Normed(MLP):
     """Rows of weights of length one, by a gain."""
 

@@ -93,6 +93,7 @@ TRAPS = [
     replace(of("Asserting"), may_refuse=False),
     replace(of("Early", early), may_refuse=False),
     *(replace(of(name, tagged), may_refuse=False) for name in ("Tagged", "TaggedEach", "TaggedSecond")),
+    replace(of("Restacked"), may_refuse=False),
     of("Normed"),
     of("Fused"),
     of("JoinedInFiles"),

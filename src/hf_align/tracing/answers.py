@@ -20,30 +20,35 @@ _SHOW = Trait.SAME | Trait.RESHAPES | Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES
 
 
 def answers_by_name(model: nn.Module, results: Any) -> dict[str, Any]:
-    """The tensors that a model of transformers returns as an answer, though they may be stages on the way to the first:
-    scores, what is pooled, and what has a name that is none of a stage. A stage has a name of the output class of
-    transformers, ends like one of `_STAGES`, or may be given to the next call. Without names, tensors are answers, but
-    not what stands in tuples of its own: that is something of each layer.
+    """The tensors that a model returns as an answer, though they may be stages on the way to the first: scores, what is
+    pooled, and of code that is not that of transformers what has a name that is none of a stage. A stage has a name of
+    the output class of transformers, ends like one of `_STAGES`, or may be given to the next call. Without names,
+    tensors are answers, but not what stands in tuples of its own: that is something of each layer.
 
     Args:
         results: with tensors, or their nodes.
     """
+    is_own = not _is_of_transformers(type(model))
     if not isinstance(results, Mapping):
-        several = results if isinstance(results, (tuple, list)) else ()
+        several = results if is_own and isinstance(results, (tuple, list)) else ()
         return {str(i): value for i, value in enumerate(several) if isinstance(value, (Tensor, fx.Node))}
-    stages = {*inspect.signature(model.forward).parameters, *_declared(type(results))}
-    return {
-        path: leaf
-        for name, value in results.items()
-        for path, leaf in _leaves(str(name), value)
-        if not (name in stages or str(name).endswith(_STAGES)) or (path == name and _is_score(name))
-    }
+    found, stages = dict[str, Any](), {*inspect.signature(model.forward).parameters, *_declared(type(results))}
+    for name, value in results.items():
+        if isinstance(value, (Tensor, fx.Node)) and _is_score(name):
+            found[name] = value
+        elif is_own and not (name in stages or str(name).endswith(_STAGES)):
+            parts = answers_by_name(model, value) if isinstance(value, Mapping) else _leaves("", value)
+            found |= {f"{name} {path}".rstrip(): leaf for path, leaf in dict(parts).items()}
+    return found
+
+
+def _is_of_transformers(kind: type) -> bool:
+    return kind.__module__.startswith("transformers.")
 
 
 def _declared(kind: type) -> Iterable[str]:
     """The results that an output class of transformers has; nothing for other classes."""
-    known = is_dataclass(kind) and kind.__module__.startswith("transformers.")
-    return (f.name for f in fields(kind)) if known else ()
+    return (f.name for f in fields(kind)) if is_dataclass(kind) and _is_of_transformers(kind) else ()
 
 
 def _is_score(name: str) -> bool:
@@ -51,13 +56,11 @@ def _is_score(name: str) -> bool:
 
 
 def _leaves(path: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """The tensors in what is returned under a name, with names of their own."""
+    """The tensors in what is returned under a name, with where they stand."""
     if isinstance(value, (Tensor, fx.Node)):
         yield path, value
-    elif isinstance(value, (Mapping, tuple, list)):
-        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for name, part in parts:
-            yield from _leaves(f"{path} {name}", part)
+    for i, part in enumerate(value) if isinstance(value, (tuple, list)) else ():
+        yield from _leaves(f"{path} {i}".lstrip(), part)
 
 
 def return_answers(model: nn.Module, graph: fx.Graph) -> None:
