@@ -19,8 +19,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.models.auto import configuration_auto, modeling_auto
 
+import hf_align
+from hf_align.errors import OptionError
 from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing import modes
@@ -80,11 +83,18 @@ def registered() -> Iterator[None]:
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING._extra_content.pop(OddballConfig)
 
 
+def keep_code_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where transformers puts the code of models, and loads it from."""
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(folder))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
 @pytest.fixture
 def with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Two checkpoints that bring their modelling code along."""
-    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    keep_code_in(tmp_path / "modules", monkeypatch)
     for name, seed in (("a", 0), ("b", 1)):
         folder = save(tmp_path / name, seed)
         config = json.loads((folder / "config.json").read_text())
@@ -174,6 +184,77 @@ def test_what_mergekit_itself_makes_of_models_with_code_has_their_code(with_code
     assert run("mergekit", tmp_path / "recipe.yml", tmp_path / "out", "--trust-remote-code", "--quiet") == 0
     found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
     assert type(found).__module__.startswith("transformers_modules") and found.config.num_hidden_layers == 2
+
+
+SCALED = """
+
+class Scaled(torch.nn.SiLU):
+    def forward(self, x):
+        return super().forward(x) * torch.linspace(0.2, 2, x.shape[-1], dtype=x.dtype)
+
+
+class LlamaForCausalLM(transformers.LlamaForCausalLM):
+    config_class = MineConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.mlp.act_fn = Scaled()
+"""
+"""Hidden units that stand still, under the name of a class of transformers."""
+
+
+@pytest.fixture
+def of_a_known_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Two checkpoints with code of their own, of a type that transformers has itself."""
+    keep_code_in(tmp_path / "modules", monkeypatch)
+    for seed, name in enumerate(("a", "b")):
+        folder = save_as(tmp_path / name, tiny_llama(vocab_size=29), seed)
+        (folder / "mine_config.py").write_text(LLAMA["mine_config.py"])
+        (folder / "mine.py").write_text("import torch\n" + LLAMA["mine.py"].partition("\n\nclass")[0] + SCALED)
+        config = json.loads((folder / "config.json").read_text())
+        auto = {"AutoConfig": "mine_config.MineConfig", "AutoModelForCausalLM": "mine.LlamaForCausalLM"}
+        (folder / "config.json").write_text(json.dumps(config | {"auto_map": auto}))
+    return tmp_path / "a", tmp_path / "b"
+
+
+def test_code_that_was_not_run_is_not_handed_on(
+    of_a_known_type: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was aligned as a model of transformers is loaded as nothing else."""
+    a, b = of_a_known_type
+    assert run("align", a, b, "-o", tmp_path / "out", "--quiet") == 0
+    assert capsys.readouterr().err.count("brings its own code, which is not run") == 2
+    assert not list((tmp_path / "out").glob("*.py"))
+    before, after = logits(b), logits(tmp_path / "out", trust_remote_code=True)
+    assert float((before - after).abs().max()) < 1e-4 * float(before.abs().max())
+    assert run("align", a, b, "-o", tmp_path / "own", "--trust-remote-code", "--quiet") == 0
+    before, after = (logits(p, trust_remote_code=True) for p in (b, tmp_path / "own"))
+    assert float((before - after).abs().max()) < 1e-4 * float(before.abs().max())
+    assert not torch.equal(before, logits(b))
+    assert run("merge", a, b, "-o", tmp_path / "plain", "--match", "none", "--method", "linear", "--quiet") == 0
+    assert (tmp_path / "plain" / "mine.py").is_file()
+
+
+def test_code_that_has_run_is_what_live_models_and_state_dicts_are_of(of_a_known_type: tuple[Path, Path]) -> None:
+    def change(before: PreTrainedModel, after: PreTrainedModel) -> float:
+        with torch.no_grad():
+            first, second = before(IDS).logits, after(IDS).logits
+        return float((first - second).abs().max() / first.abs().max())
+
+    auto = transformers.AutoModelForCausalLM
+    named = transformers.AutoConfig.from_pretrained(of_a_known_type[0])
+    with pytest.raises(OptionError, match=r"names mine\.LlamaForCausalLM under auto_map"):
+        hf_align.symmetries(named)
+    a, b = (auto.from_pretrained(p, trust_remote_code=True).eval() for p in of_a_known_type)
+    with pytest.raises(OptionError, match="auto_map"):
+        hf_align.randomize(auto.from_pretrained(of_a_known_type[0]).state_dict(), config=named)
+    moved = hf_align.align(b.state_dict(), to=a.state_dict(), config=a.config).apply(b.state_dict())
+    other = auto.from_pretrained(of_a_known_type[1], trust_remote_code=True).eval()
+    other.load_state_dict(moved)
+    assert change(b, other) < 1e-4 and change(a, hf_align.randomize(a)) < 1e-4
+    known = hf_align.randomize(auto.from_pretrained(of_a_known_type[0]))
+    assert getattr(known.config, "auto_map", None) is None
 
 
 def test_code_that_is_not_trusted_does_not_run(

@@ -19,7 +19,7 @@ from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import IncompatibleModels, OptionError
 from hf_align.running.network import Network, predictions
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.build import build_without_weights, inventory, quiet
+from hf_align.tracing.build import build_without_weights, inventory, named_code, quiet, trust_what_ran
 from hf_align.tracing.first_calls import first_calls
 from hf_align.tracing.module_calls import Inputs, as_described, described
 from hf_align.tracing.modules import ModuleConfig, tensors_of
@@ -126,6 +126,8 @@ def take(
     if isinstance(model, PreTrainedModel):
         own = copy.deepcopy(model.config)
         own.architectures = [type(model).__name__]
+        if not trust_what_ran(own, type(model)):
+            vars(own).pop("auto_map", None)  # code that did not run is not that of this model
         if class_of(own) is not type(model):
             raise IncompatibleModels(
                 f"{type(model).__name__} is not known to transformers: register it with AutoModel.register, or give "
@@ -137,6 +139,7 @@ def take(
     if isinstance(model, Mapping):
         if config is None:
             raise ValueError("a state dict says nothing of its architecture: give config= with it")
+        require_code(config)
         return _given(called, model, config)
     if isinstance(model, nn.Module):
         raise OptionError(
@@ -145,6 +148,19 @@ def take(
         )
     raise TypeError(f"{called} is a {type(model).__name__}; a transformers model, a state dict, a folder or a Hub id "
                     "is needed")  # fmt: skip
+
+
+def require_code(config: PretrainedConfig) -> None:
+    """
+    Raises:
+        OptionError: a config names code that came with its model, and that code has not run: transformers may have a
+            class of the same name, which computes something else.
+    """
+    if not trust_what_ran(config, type(config)) and (code := named_code(config)) is not None:
+        raise OptionError(
+            f"the config names {code} under auto_map, code that came with the model: give the live model, or take "
+            "auto_map out of the config if a class of transformers is meant"
+        )
 
 
 def _require_readable(model: nn.Module, called: str) -> None:
@@ -221,6 +237,8 @@ def _live(model: nn.Module, weights: Mapping[str, Tensor], config: PretrainedCon
     made = copy.deepcopy(model, dict(of_last_call))
     if not isinstance(config, ModuleConfig):
         cast(Any, made).config.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
+        if not trust_what_ran(config, type(model)):
+            vars(made.config).pop("auto_map", None)
     filled = set[int]()
     for name in spec.parameters:
         module, key = made.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from hf_align.api.given import Kind, Model, take
+from hf_align.api.given import Kind, Model, require_code, take
 from hf_align.errors import OptionError
 from hf_align.opening.models import config_of
 from hf_align.runtime.alone import alone
@@ -167,6 +167,8 @@ def _config(
 ) -> PretrainedConfig:
     if isinstance(architecture, (str, os.PathLike)):
         return config_of(os.fspath(architecture), trust_remote_code=trust_remote_code)
+    if isinstance(architecture, PretrainedConfig):
+        require_code(architecture)
     config = architecture if isinstance(architecture, PretrainedConfig) else take(architecture, inputs=inputs).config
     if isinstance(config, ModuleConfig) and specs is not None:
         raise OptionError("specs holds overrides by model type, and a plain module has none")

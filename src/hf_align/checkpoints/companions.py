@@ -45,7 +45,7 @@ def write_companions(
     config = _with(own_json(source, "config.json") or {}, changed)
     config.pop("_name_or_path", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    own, foreign = companions(source, with_code=brings_code(source))
+    own, foreign = companions(source, with_code=bool(config.get("auto_map")) or _brings_code_beside(source))
     _copy(own, source, folder)
     if foreign:
         say(f"left out: {foreign[0].relative_to(source)}, which is not a regular file inside {source}")
@@ -66,9 +66,10 @@ def _copy(files: Iterable[Path], source: Path, folder: Path) -> None:
 
 
 def _with(entries: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """With other entries in their place, also within each other."""
-    inner = {k: _with(entries.get(k) or {}, v) for k, v in changed.items() if isinstance(v, Mapping)}
-    return {**entries, **changed, **inner}
+    """With other entries in their place, also within each other; without those that become None."""
+    inner = {k: _with(entries.get(k) or {}, v) or None for k, v in changed.items() if isinstance(v, Mapping)}
+    left = {k: v for k, v in entries.items() if k not in changed}
+    return left | {k: v for k, v in {**changed, **inner}.items() if v is not None}
 
 
 def stored_as(folder: Path, dtype: torch.dtype | None) -> dict[str, str]:
@@ -96,8 +97,21 @@ def _own_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 def brings_code(folder: Path) -> bool:
     """Whether a model, its tokenizer or its processor is of a class that comes with it."""
-    said = [folder / "config.json", *folder.glob("tokenizer_config.json"), *folder.glob("*processor_config.json")]
+    config = folder / "config.json"
+    return (is_own(folder, config) and _has_code(config)) or _brings_code_beside(folder)
+
+
+def _brings_code_beside(folder: Path) -> bool:
+    said = [*folder.glob("tokenizer_config.json"), *folder.glob("*processor_config.json")]
     return any(is_own(folder, file) and _has_code(file) for file in said)
+
+
+def model_code(folder: Path) -> dict[str, str]:
+    """What a config says of the code that comes with the model itself: by the class of transformers that would load
+    it, where that stands."""
+    said = (own_json(folder, "config.json") or {}).get("auto_map")
+    names = said.items() if isinstance(said, dict) else ()
+    return {name: where for name, where in names if name == "AutoConfig" or name.startswith("AutoModel")}
 
 
 def _has_code(file: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from hf_align.checkpoints.companions import stored_as
+from hf_align.checkpoints.companions import model_code, stored_as
 from hf_align.checkpoints.naming import DiskLayout, DiskWeights
 from hf_align.checkpoints.ondemand import Computed
 from hf_align.checkpoints.plan import ShardPlan
@@ -37,9 +37,11 @@ def draft_of(pair: Pair, like: Model, options: Options) -> Draft:
 
 def config_changes(pair: Pair, like: Model, options: Options) -> dict[str, Any]:
     """The entries of the config that an untied head, larger sizes and another dtype change, one within another as they
-    are there."""
+    are there. Code that was not run is named no more: the weights may not be right for it."""
     found: dict[str, Any] = {"tie_word_embeddings": False} if pair.untied else {}
     found |= stored_as(like.folder, options.torch_dtype)
+    if not options.trust_remote_code and (code := model_code(like.folder)):
+        found["auto_map"] = dict.fromkeys(code)
     for (*above, name), size in pair.larger.items():
         inner = found
         for key in above:

@@ -36,6 +36,8 @@ from hf_align.tracing.stored import load_stored
 
 _TRUSTED: set[str] = set()
 """Where configs were read whose modelling code may run."""
+_DYNAMIC = "transformers_modules."
+"""What the Python modules begin with that transformers makes of code that came with a model."""
 ELSEWHERE = "where it will be"
 """Stands for the folder from which what is written will be loaded: no file that code may read lies there."""
 
@@ -129,6 +131,22 @@ def read_config(model: str | Path, *, trust_remote_code: bool = False) -> Pretra
     return config
 
 
+def trust_what_ran(config: PretrainedConfig, kind: type) -> bool:
+    """Whether a class is of code that came with a config: that has run already, and may run again."""
+    ran = kind.__module__.startswith(_DYNAMIC)
+    if ran:
+        _TRUSTED.add(config._name_or_path)
+    return ran
+
+
+def named_code(config: PretrainedConfig) -> str | None:
+    """Where the modelling code is that a config names for its class, if that code may not run."""
+    for name in config.architectures or ():
+        if config._name_or_path not in _TRUSTED and (found := _reference(config, name)) is not None:
+            return found
+    return None
+
+
 def _last_line(error: Exception) -> str:
     """Where what checks a config says what is wrong with it."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
@@ -159,12 +177,17 @@ def model_class(config: PretrainedConfig) -> Callable[..., PreTrainedModel]:
 
 def _class_of_its_own(config: PretrainedConfig, name: str) -> Any:
     """A class from modelling code that came with the config, if that code was trusted when the config was read."""
-    references = (getattr(config, "auto_map", None) or {}).values()
-    reference = next((r for r in references if isinstance(r, str) and r.rpartition(".")[2] == name), None)
+    reference = _reference(config, name)
     if reference is None or config._name_or_path not in _TRUSTED:
         return None
     files = [(file.name, file.stat().st_mtime_ns) for file in sorted(Path(config._name_or_path).glob("*.py"))]
     return _loaded_class(reference, config._name_or_path, tuple(files))
+
+
+def _reference(config: PretrainedConfig, name: str) -> str | None:
+    """The file and the class that a config names for an architecture."""
+    references = (getattr(config, "auto_map", None) or {}).values()
+    return next((r for r in references if isinstance(r, str) and r.rpartition(".")[2] == name), None)
 
 
 @cache
