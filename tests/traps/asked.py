@@ -14,6 +14,50 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from .tower import MLP, Attention, Block, Tower, TowerConfig
 
 
+class Truncated(Tower):
+    """Only so many entries of what the layers compute are read, by an argument of which nothing is said."""
+
+    def forward(self, input_ids: Tensor, size=None, **kwargs: Any) -> CausalLMOutputWithPast:  # type: ignore[no-untyped-def]
+        places = torch.arange(input_ids.shape[1]).expand_as(input_ids)
+        x = self.norm(self.run(self.embed(input_ids), places, None, None))
+        if size is not None:
+            return CausalLMOutputWithPast(logits=functional.linear(x[..., :size], self.head.weight[:, :size]))
+        return CausalLMOutputWithPast(logits=self.head(x))
+
+
+class TruncatedByDefault(Tower):
+    """Likewise; by default all of them are."""
+
+    def forward(self, input_ids: Tensor, size: int = 12, **kwargs: Any) -> CausalLMOutputWithPast:
+        places = torch.arange(input_ids.shape[1]).expand_as(input_ids)
+        x = self.norm(self.run(self.embed(input_ids), places, None, None))
+        return CausalLMOutputWithPast(logits=functional.linear(x[..., :size], self.head.weight[:, :size]))
+
+
+class KeptUnits(Tower):
+    """All hidden units behind some are left out, if a call says so."""
+
+    units: int | None = None
+
+    def forward(self, input_ids: Tensor, units: int | None = None, **kwargs: Any) -> CausalLMOutputWithPast:
+        for layer in self.layers:
+            layer.mlp.units = units
+        return super().forward(input_ids, use_cache=False)
+
+
+class _FirstUnits(MLP):
+    units: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.hidden(x)
+        if self.units:
+            hidden = torch.cat((hidden[..., : self.units], torch.zeros_like(hidden[..., self.units :])), -1)
+        return self.down(hidden)
+
+
+KeptUnits.mlp = _FirstUnits
+
+
 class _Bending(Tower):
     """The stream is bent before the first layer."""
 
@@ -471,3 +515,4 @@ for _norm in (_ByHand, _Alpha, _AlphaFirst, _Signed, _Position, _PartMean, _Roun
         globals()[f"{_name}Tower"] = _tower(f"{_name}Tower", block=globals()[_name])
         BY_HAND.append(f"{_name}Tower")
 DetachedTower = _tower("DetachedTower", mlp=Detached)
+PlainTower = _tower("PlainTower")

@@ -105,6 +105,9 @@ ASKED = {
     "MaskOfFloats": once(attention_mask=lambda model, ids: _left_padded(model, ids).float()),
     "AShare": once(share=1.0),
     "ANumberOrNone": once(level=4),
+    "Truncated": both(once(size=3), once(size=7)),
+    "TruncatedByDefault": both(once(size=3), once(size=7)),
+    "KeptUnits": both(once(units=3), once(units=7)),
 }
 BESIDE = {
     "Listed": once(skipped=[1]),
@@ -146,7 +149,7 @@ def test_asked(trap: Trap, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["Tower", "BentInHalf"])
+@pytest.mark.parametrize("kind", ["PlainTower", "BentInHalf"])
 def test_what_the_dtype_asks_for(
     kind: str, stored: torch.dtype, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,4 +157,4 @@ def test_what_the_dtype_asks_for(
         save(Trap(kind, custom(getattr(code, kind)), then=lambda model, rng: model.to(stored)), seed, tmp_path / name)
     status = run("align", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "out", "--quiet", "--trust-remote-code")
     assert status == (2 if kind == "BentInHalf" else 0)
-    assert "loaded as bfloat16" in capsys.readouterr().err or kind == "Tower"
+    assert "loaded as bfloat16" in capsys.readouterr().err or kind == "PlainTower"

@@ -19,10 +19,11 @@ from hf_align.checkpoints.ondemand import Computed
 from hf_align.errors import IncompatibleModels, OptionError
 from hf_align.running.network import Network, predictions
 from hf_align.symmetry.spec import SymmetrySpec
-from hf_align.tracing.build import build_without_weights, inventory, named_code, quiet, trust_what_ran
+from hf_align.tracing.build import build_without_weights, inventory, quiet
 from hf_align.tracing.first_calls import first_calls
 from hf_align.tracing.module_calls import Inputs, as_described, described
 from hf_align.tracing.modules import ModuleConfig, tensors_of
+from hf_align.tracing.own_classes import named_code, trust_what_ran
 from hf_align.tracing.program import Inventory
 from hf_align.tracing.stored import with_stored
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from hf_align.checkpoints.companions import code_not_run, model_code
 from hf_align.checkpoints.hub import resolve
 from hf_align.errors import CheckpointError, HfAlignError, OptionError, first_line
 from hf_align.tracing.build import model_class, read_config
+
+logger = logging.getLogger(__name__)
 
 
 def loaded(reference: str) -> PreTrainedModel:
@@ -29,7 +33,15 @@ def loaded(reference: str) -> PreTrainedModel:
             f"{reference} is an adapter, which only output_dir and the command line read: merge it into its base first "
             "(merge_and_unload of peft)"
         )
-    config = read_config(source.folder)
+    try:
+        config = read_config(source.folder)
+    except HfAlignError as error:
+        if "--trust-remote-code" not in str(error):
+            raise
+        how = "load it with from_pretrained(..., trust_remote_code=True) and give the live model"
+        raise HfAlignError(f"{reference} brings its own code: {how}") from error
+    if model_code(source.folder):
+        logger.warning(code_not_run(reference, config.model_type))
     at: dict[str, Any] = {} if source.repository is None else {"revision": source.commit}
     try:
         model, told = class_of(config).from_pretrained(

@@ -122,6 +122,12 @@ def _has_code(file: Path) -> bool:
     return isinstance(found, dict) and bool(found.get("auto_map"))
 
 
+def code_not_run(called: str, model_type: str) -> str:
+    """What is said of a model with code that comes with it, if transformers has one of that type itself."""
+    place = f"{model_type} of transformers takes its place"
+    return f"{called} brings its own code, which is not run: {place}, and what is written names no such code"
+
+
 def code_of(folder: Path) -> list[str]:
     """Patterns of the code that comes with a model, and of the files that it names, such as a vocabulary."""
     sources = [file.read_text("utf-8", "replace") for file in _own_files(folder, ["*.py"])]

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from hf_align.checkpoints.claim import Claim
-from hf_align.checkpoints.companions import model_code
+from hf_align.checkpoints.companions import code_not_run, model_code
 from hf_align.checkpoints.hub import Source
 from hf_align.checkpoints.ondemand import Computed, Recalled
 from hf_align.errors import HfAlignError
@@ -281,8 +281,7 @@ def open_models(a: str, b: str, options: Options, say: Say, respell: Respell) ->
         for change in model.changes:
             say(f"{model.ref} {change}")
         if not options.trust_remote_code and model_code(model.folder):
-            say(f"warning: {model.ref} brings its own code, which is not run: {pair.config.model_type} of transformers "
-                "takes its place, and what is written names no such code (--trust-remote-code runs it)")  # fmt: skip
+            say(f"warning: {code_not_run(model.ref, pair.config.model_type)} (--trust-remote-code runs it)")
     if pair.untied:
         say("the head is untied (tie_word_embeddings: false): tied to the embedding it pins the residual basis")
     if pair.spec.unknown_ops:

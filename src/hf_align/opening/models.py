@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from hf_align.checkpoints.adapters import AdaptedCheckpoint, adapted
 from hf_align.checkpoints.checkpoint import Checkpoint
+from hf_align.checkpoints.companions import code_not_run, model_code
 from hf_align.checkpoints.hub import Source, resolve
 from hf_align.checkpoints.naming import NamedWeights, Names, match_names
 from hf_align.errors import CheckpointError, IncompatibleModels
@@ -23,6 +25,8 @@ from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.budget import ANY, Budget, within
 from hf_align.tracing.build import build_without_weights, by_inputs, inventory, read_config, unsaved_tables
 from hf_align.tracing.stored import with_stored
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,8 @@ def config_of(model: str, *, trust_remote_code: bool = False) -> PretrainedConfi
         return read_config(model)
     source = resolve(model)
     config = read_config(source.folder, trust_remote_code=trust_remote_code)
+    if not trust_remote_code and model_code(source.folder):
+        logger.warning(code_not_run(model, config.model_type))
     budget = ANY
     with suppress(CheckpointError):  # there may be a config alone
         stored = Checkpoint.open(source.folder)

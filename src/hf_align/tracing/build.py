@@ -10,7 +10,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -22,7 +21,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.initialization import no_init_weights
 
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
@@ -30,14 +28,11 @@ from hf_align.runtime.devices import CPU
 from hf_align.tracing.budget import bounded_memory, entries_of
 from hf_align.tracing.fields import parts
 from hf_align.tracing.modules import ModuleConfig, build_module
+from hf_align.tracing.own_classes import class_of_its_own, trust
 from hf_align.tracing.program import Inventory
 from hf_align.tracing.reasons import FROM_WEIGHTS, place, reason
 from hf_align.tracing.stored import load_stored
 
-_TRUSTED: set[str] = set()
-"""Where configs were read whose modelling code may run."""
-_DYNAMIC = "transformers_modules."
-"""What the Python modules begin with that transformers makes of code that came with a model."""
 ELSEWHERE = "where it will be"
 """Stands for the folder from which what is written will be loaded: no file that code may read lies there."""
 
@@ -127,24 +122,8 @@ def read_config(model: str | Path, *, trust_remote_code: bool = False) -> Pretra
     if not (named is None or (isinstance(named, list | tuple) and all(isinstance(name, str) for name in named))):
         raise HfAlignError(f"{model}: architectures in its config.json is not a list of names")
     if trust_remote_code:
-        _TRUSTED.add(config._name_or_path)
+        trust(config)
     return config
-
-
-def trust_what_ran(config: PretrainedConfig, kind: type) -> bool:
-    """Whether a class is of code that came with a config: that has run already, and may run again."""
-    ran = kind.__module__.startswith(_DYNAMIC)
-    if ran:
-        _TRUSTED.add(config._name_or_path)
-    return ran
-
-
-def named_code(config: PretrainedConfig) -> str | None:
-    """Where the modelling code is that a config names for its class, if that code may not run."""
-    for name in config.architectures or ():
-        if config._name_or_path not in _TRUSTED and (found := _reference(config, name)) is not None:
-            return found
-    return None
 
 
 def _last_line(error: Exception) -> str:
@@ -163,7 +142,7 @@ def model_class(config: PretrainedConfig) -> Callable[..., PreTrainedModel]:
         return cast(Callable[..., PreTrainedModel], build_module)
     for name in config.architectures or ():
         with quiet():
-            found = _class_of_its_own(config, name) or _class_of_transformers(config, name)
+            found = class_of_its_own(config, name) or _class_of_transformers(config, name)
         found = found or _registered_class(config, name)
         if found is None:
             raise IncompatibleModels(f"architecture {name} is unknown to transformers {transformers.__version__}")
@@ -173,27 +152,6 @@ def model_class(config: PretrainedConfig) -> Callable[..., PreTrainedModel]:
         if type(config) in auto._model_mapping:
             return auto.from_config
     raise IncompatibleModels(f"no model class for configs of type {config.model_type}")
-
-
-def _class_of_its_own(config: PretrainedConfig, name: str) -> Any:
-    """A class from modelling code that came with the config, if that code was trusted when the config was read."""
-    reference = _reference(config, name)
-    if reference is None or config._name_or_path not in _TRUSTED:
-        return None
-    files = [(file.name, file.stat().st_mtime_ns) for file in sorted(Path(config._name_or_path).glob("*.py"))]
-    return _loaded_class(reference, config._name_or_path, tuple(files))
-
-
-def _reference(config: PretrainedConfig, name: str) -> str | None:
-    """The file and the class that a config names for an architecture."""
-    references = (getattr(config, "auto_map", None) or {}).values()
-    return next((r for r in references if isinstance(r, str) and r.rpartition(".")[2] == name), None)
-
-
-@cache
-def _loaded_class(reference: str, model: str, files: tuple[tuple[str, int], ...]) -> Any:
-    """Reading all imports of the modelling code takes longer than a trace, and each build of a model asks for it."""
-    return get_class_from_dynamic_module(reference, model)
 
 
 def _class_of_transformers(config: PretrainedConfig, name: str) -> Any:

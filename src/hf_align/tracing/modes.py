@@ -19,6 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.alike import is_part_of, run_alike, turn_alike
+from hf_align.tracing.amounts import note_cuts_by_arguments
 from hf_align.tracing.asked import with_losses
 from hf_align.tracing.branches.compiled import require_one_way
 from hf_align.tracing.branches.explore import Conditions, Failed, explore
@@ -163,6 +164,7 @@ def find_modes(
     found += _with_losses(model, found)
     require_lists_held(model)
     others, untried = _with_other_branches(model, found, idle, copy)
+    note_cuts_by_arguments([*found, *others])
     return [(plain, replace(base, untried=untried)), *found[1:], *others]
 
 

@@ -54,8 +54,8 @@ def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example
     if isinstance(parameter.default, Enum):
         yield from [member for member in type(parameter.default) if member is not parameter.default][:_MOST]
         return
-    said = [k for k in _KINDS if type(parameter.default) is k or is_said(parameter, k)][:1]
-    for kind in said or (_KINDS if _is_unsaid(parameter) else ()):
+    said = [k for k in _KINDS if may_be(parameter, k)][:1]
+    for kind in said or (_KINDS if is_unsaid(parameter) else ()):
         start = parameter.default if type(parameter.default) is kind else kind()
         starts = dict.fromkeys((start, *_UNKNOWN[kind]))
         seen = [found for first in starts for found in _seen_by(call, base, name, partial(_watched, first))]
@@ -83,7 +83,7 @@ def lists(forward: Callable[..., Any], call: Callable[..., Any], base: Example, 
     if isinstance(default, (list, tuple)) and default and all(type(value) in (int, float) for value in default):
         yield type(default)(value + 2 * place + 1 for place, value in enumerate(default))
     said = _LIST.search(str(parameter.annotation))
-    if said is None and not _is_unsaid(parameter):
+    if said is None and not is_unsaid(parameter):
         return
     for plain in _LISTS.values() if said is None else [_LISTS[said[1].lower()]]:
         start = type(plain[0][0])()
@@ -92,7 +92,7 @@ def lists(forward: Callable[..., Any], call: Callable[..., Any], base: Example, 
         yield from (*(plain if said else ()), *([value] for value in found[:_MOST]))
 
 
-def _is_unsaid(parameter: inspect.Parameter) -> bool:
+def is_unsaid(parameter: inspect.Parameter) -> bool:
     """Whether nothing tells of what kind an argument is."""
     is_open = parameter.default is None or isinstance(parameter.default, (list, tuple))
     return parameter.annotation is parameter.empty and is_open
@@ -125,6 +125,11 @@ def constants_of(code: CodeType) -> Iterator[object]:
     """What a function's code names, and the code of what is defined in it, such as a comprehension."""
     for constant in code.co_consts:
         yield from constants_of(constant) if isinstance(constant, CodeType) else (constant,)
+
+
+def may_be(parameter: inspect.Parameter, kind: type) -> bool:
+    """Whether an argument is of a kind by default, or said to be."""
+    return type(parameter.default) is kind or is_said(parameter, kind)
 
 
 def is_said(parameter: inspect.Parameter, kind: type) -> bool:

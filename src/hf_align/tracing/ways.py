@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.tracing.alternatives import first_guess_that_runs, first_that_answers, first_that_runs
+from hf_align.tracing.amounts import amounts
 from hf_align.tracing.asked import asks
 from hf_align.tracing.documented import NOT_ASKED, OF_TEXT, announced_media, documented, documented_width
 from hf_align.tracing.example import Example
@@ -105,8 +106,9 @@ def _not_given(model: PreTrainedModel, base: Example) -> list[str]:
 def _in_words(model: PreTrainedModel, base: Example, name: str) -> Iterator[Any]:
     """Words and numbers for an argument, and others than the config has under its name."""
     yield from _other_than_in_config(model, name)
-    if name in inspect.signature(model.forward).parameters:
-        yield from scalars(model.forward, model, base, name)
+    parameter = inspect.signature(model.forward).parameters.get(name)
+    if parameter is not None:
+        yield from dict.fromkeys((*scalars(model.forward, model, base, name), *amounts(parameter)))
 
 
 def _other_than_in_config(model: PreTrainedModel, name: str) -> Iterator[Any]:
