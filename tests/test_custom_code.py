@@ -27,7 +27,7 @@ from hf_align.errors import OptionError
 from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing import modes
-from hf_align.tracing.build import read_config
+from hf_align.tracing.build import model_class, read_config
 from hf_align.tracing.trace import trace
 
 WITH_LOSS = """print("something")
@@ -234,6 +234,26 @@ def test_code_that_was_not_run_is_not_handed_on(
     assert not torch.equal(before, logits(b))
     assert run("merge", a, b, "-o", tmp_path / "plain", "--match", "none", "--method", "linear", "--quiet") == 0
     assert (tmp_path / "plain" / "mine.py").is_file()
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MineModel"])
+def test_code_for_the_class_that_would_load_an_architecture_is_what_is_run(
+    architecture: str, of_a_known_type: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A config may say another name of a class than its auto_map, one that transformers knows or does not."""
+    for folder in of_a_known_type:
+        said = (folder / "config.json").read_text().replace("mine.LlamaForCausalLM", "mine.Mine")
+        config = {**json.loads(said), "architectures": [architecture]}
+        config["auto_map"] = {"AutoModel": "mine.Nothing", **config["auto_map"]}
+        (folder / "config.json").write_text(json.dumps(config))
+        code = (folder / "mine.py").read_text()
+        (folder / "mine.py").write_text(code.replace("class LlamaForCausalLM", "class Mine"))
+    a, b = of_a_known_type
+    config = read_config(b, trust_remote_code=True)
+    assert model_class(config).__self__.__name__ == "Mine"  # type: ignore[attr-defined]
+    assert run("align", a, b, "-o", tmp_path / "out", "--trust-remote-code", "--quiet") == 0
+    before, after = (logits(p, trust_remote_code=True) for p in (b, tmp_path / "out"))
+    assert float((before - after).abs().max()) < 1e-4 * float(before.abs().max())
 
 
 def test_code_that_has_run_is_what_live_models_and_state_dicts_are_of(of_a_known_type: tuple[Path, Path]) -> None:

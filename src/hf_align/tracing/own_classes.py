@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import PretrainedConfig
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -46,9 +49,25 @@ def class_of_its_own(config: PretrainedConfig, name: str) -> Any:
 
 
 def _reference(config: PretrainedConfig, name: str) -> str | None:
-    """The file and the class that a config names for an architecture."""
-    references = (getattr(config, "auto_map", None) or {}).values()
-    return next((r for r in references if isinstance(r, str) and r.rpartition(".")[2] == name), None)
+    """The file and the class that a config names for an architecture: one of that name; that of the Auto class which
+    would load the architecture; of one that transformers does not know, that of the first Auto class."""
+    said = getattr(config, "auto_map", None) or {}
+    own = {auto: where for auto, where in said.items() if auto.startswith("AutoModel") and isinstance(where, str)}
+    named = (where for where in said.values() if isinstance(where, str) and where.rpartition(".")[2] == name)
+    loading = (where for auto, where in own.items() if name in _classes_of(auto))
+    first = (own[auto] for auto in sorted(own, key=_is_bare) if not hasattr(transformers, name))
+    return next(chain(named, loading, first), None)
+
+
+def _is_bare(auto: str) -> bool:
+    return auto == transformers.AutoModel.__name__
+
+
+def _classes_of(auto: str) -> Collection[str]:
+    """The classes of transformers that an Auto class loads."""
+    mapping = getattr(getattr(transformers, auto, None), "_model_mapping", None)
+    known = getattr(mapping, "_model_mapping", {}).values()
+    return {name for names in known for name in ((names,) if isinstance(names, str) else names)}
 
 
 @cache
