@@ -50,6 +50,8 @@ class LlamaForCausalLM(transformers.LlamaForCausalLM):
     config_class = MineConfig
 """,
 }
+_LOADED = "transformers_modules"
+"""The package of the code of models."""
 IDS = torch.randint(29, (4, 9), generator=torch.Generator().manual_seed(5))
 """Enough words and few enough channels that what one layer does to each word determines its weights."""
 
@@ -83,18 +85,23 @@ def registered() -> Iterator[None]:
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING._extra_content.pop(OddballConfig)
 
 
-def keep_code_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where transformers puts the code of models, and loads it from."""
-    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(folder))
+@pytest.fixture
+def code_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A place of its own where transformers puts the code of models, and loads it from."""
+    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == _LOADED}
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
-        monkeypatch.delitem(sys.modules, name)
+    for name in before:
+        del sys.modules[name]
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == _LOADED]:
+        del sys.modules[name]
+    sys.modules.update(before)
 
 
 @pytest.fixture
-def with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+def with_code(tmp_path: Path, code_of_models: None) -> tuple[Path, Path]:
     """Two checkpoints that bring their modelling code along."""
-    keep_code_in(tmp_path / "modules", monkeypatch)
     for name, seed in (("a", 0), ("b", 1)):
         folder = save(tmp_path / name, seed)
         config = json.loads((folder / "config.json").read_text())
@@ -205,9 +212,8 @@ class LlamaForCausalLM(transformers.LlamaForCausalLM):
 
 
 @pytest.fixture
-def of_a_known_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+def of_a_known_type(tmp_path: Path, code_of_models: None) -> tuple[Path, Path]:
     """Two checkpoints with code of their own, of a type that transformers has itself."""
-    keep_code_in(tmp_path / "modules", monkeypatch)
     for seed, name in enumerate(("a", "b")):
         folder = save_as(tmp_path / name, tiny_llama(vocab_size=29), seed)
         (folder / "mine_config.py").write_text(LLAMA["mine_config.py"])
