@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from .tower import Tower
 
@@ -17,6 +18,11 @@ class SinusoidTower(Tower):
         super().__init__(config)
         self.columns = config.hidden_size
         self.make(8, config.hidden_size)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)  # type: ignore[no-untyped-call]
+        if module is self:
+            init.copy_(self.table, self.sinusoids(8, self.columns))
 
     def make(self, count: int, width: int) -> None:
         self.register_buffer("table", self.sinusoids(count, width), persistent=False)
