@@ -66,6 +66,18 @@ def tagged(model: PreTrainedModel) -> dict[str, Call]:
     return {"tags": tags}
 
 
+def handed(model: PreTrainedModel) -> dict[str, Call]:
+    def answer(model: Any) -> Tensor:
+        ids = ids_of(model, 9)
+        model.hand_in(torch.ones(*ids.shape, model.config.hidden_size))
+        try:
+            return forward(model, input_ids=ids)
+        finally:
+            model.hand_in(torch.empty(0))
+
+    return {"words handed in": answer}
+
+
 def noise(width: int) -> Tensor:
     return torch.randn(2, width, dtype=torch.float64, generator=Generator().manual_seed(1))
 
@@ -93,7 +105,7 @@ TRAPS = [
     replace(of("Asserting"), may_refuse=False),
     replace(of("Early", early), may_refuse=False),
     *(replace(of(name, tagged), may_refuse=False) for name in ("Tagged", "TaggedEach", "TaggedSecond")),
-    replace(of("Restacked"), may_refuse=False),
+    of("Handed", handed),
     of("Normed"),
     of("Fused"),
     of("JoinedInFiles"),

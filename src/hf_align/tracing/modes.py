@@ -42,7 +42,7 @@ from hf_align.tracing.reasons import is_about_numbers, reason
 from hf_align.tracing.resized import LEAST, LONGEST, numbers_in_code, spread
 from hf_align.tracing.small.asked_copy import SmallCopy, small_copy
 from hf_align.tracing.small.loaded_copy import require_as_stored
-from hf_align.tracing.small.turned_copy import answers_turned, is_changed, ways_without_tokens
+from hf_align.tracing.small.turned_copy import answers_turned, is_changed
 from hf_align.tracing.steps import stepped
 from hf_align.tracing.trace import export_call, trace_call, trace_first_call, trace_module
 from hf_align.tracing.ways import owners_of, positions, together, try_parts, try_together, try_ways
@@ -286,8 +286,6 @@ def _with_other_branches(
         if not any(is_part_of(program, other) or is_part_of(other, program) for other in known):
             same = sum(other.name.partition(" (")[0] == mode.name for other, _ in more)
             more.append((replace(mode, name=f"{mode.name} ({same + 1})") if same else mode, program))
-    if copy is not None:
-        conditions.show(ways_without_tokens(copy))
     conditions.require_both_ways()
     return more, conditions.left_to_arguments()
 

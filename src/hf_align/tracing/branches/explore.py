@@ -134,12 +134,6 @@ class Conditions:
         if failed.is_settled:
             self._settled.add(place)
 
-    def show(self, taken: Taken) -> None:
-        """Note which ways conditions go in a call that need not run to its end."""
-        for (place, site), held in taken.items():
-            if place in self._met:
-                self._ways[place][site] |= held
-
     def require_both_ways(self) -> None:
         """See that each condition went both ways in some calls, but for those that others decide, and those where the
         code itself refuses to go the other way.

@@ -114,15 +114,6 @@ class SmallCopy:
         with mode.prepared(self.model):
             return self._called({n: v for n, v in mode.example.arguments.items() if n not in self._given}, times)
 
-    def called_without_tokens(self) -> None:
-        """Call it with texts of no tokens.
-
-        Raises:
-            Exception: whatever the model raises.
-        """
-        given = self.example.arguments
-        self._called({**given, **{name: given[name][:, :0] for name in self.example.tokens.keys() & given.keys()}}, 1.0)
-
     @torch.no_grad()
     def answers_of_another(self, model: PreTrainedModel) -> list[Tensor]:
         """What may be the answer of another model to the first call."""

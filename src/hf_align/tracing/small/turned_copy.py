@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 from torch import Tensor
@@ -27,13 +26,6 @@ def answers_turned(copy: SmallCopy, mode: Mode, times: float = 1.0) -> tuple[lis
     except Exception as error:  # models refuse arguments in as many ways as there are models
         answers = error
     return answers, taken
-
-
-def ways_without_tokens(copy: SmallCopy) -> Taken:
-    """The ways that the code of a small copy goes in a call without tokens, as far as that runs."""
-    with branching(copy.model) as taken, suppress(Exception):  # models fail without them in many ways
-        copy.called_without_tokens()
-    return taken
 
 
 def is_changed(copy: SmallCopy, mode: Mode) -> bool:
