@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto import configuration_auto, modeling_auto
 
 import hf_align
-from hf_align.errors import OptionError
+from hf_align.errors import HfAlignError, OptionError
 from hf_align.symmetry.certificate.certify import certify
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.tracing import modes
@@ -281,6 +281,24 @@ def test_code_that_has_run_is_what_live_models_and_state_dicts_are_of(of_a_known
     assert change(b, other) < 1e-4 and change(a, hf_align.randomize(a)) < 1e-4
     known = hf_align.randomize(auto.from_pretrained(of_a_known_type[0]))
     assert getattr(known.config, "auto_map", None) is None
+
+
+@pytest.mark.parametrize("kind", ["with_code", "of_a_known_type"])
+def test_an_alignment_of_models_with_their_own_code_is_read_again(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folders = request.getfixturevalue(kind)
+    a, b = (transformers.AutoModelForCausalLM.from_pretrained(p, trust_remote_code=True).eval() for p in folders)
+    made = hf_align.align(b, to=a)
+    wanted = made.apply(b.state_dict())
+    made.save_pretrained(tmp_path / "kept")
+    for folder in folders:  # what was written stands alone
+        shutil.rmtree(folder)
+    with pytest.raises(HfAlignError, match="runs only with --trust-remote-code"):
+        hf_align.Alignment.from_pretrained(tmp_path / "kept")
+    kept = hf_align.Alignment.from_pretrained(tmp_path / "kept", trust_remote_code=True)
+    found = kept.apply(b.state_dict())
+    assert all(torch.equal(found[name], weight) for name, weight in wanted.items())
 
 
 def test_code_that_is_not_trusted_does_not_run(

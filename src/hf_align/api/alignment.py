@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from hf_align.api.given import Given, Kind, Model, take
+from hf_align.checkpoints.companions import write_code
 from hf_align.checkpoints.hub import plain_errors
 from hf_align.errors import HfAlignError, IncompatibleModels, OptionError, OutputError, first_line, require_path
 from hf_align.matching.match import Match
@@ -24,6 +25,7 @@ from hf_align.opening.agreement import require_same_buffers, require_same_functi
 from hf_align.opening.heads import is_tied, tied_alike
 from hf_align.publishing.provenance import ALIGNMENT, FOLDER, home_of_alignment
 from hf_align.runtime.alone import alone
+from hf_align.settings.choices import checked
 from hf_align.symmetry.action import Elements
 from hf_align.symmetry.alignment import AlignedWeights, compose, inverse
 from hf_align.symmetry.derivation.plain_data import from_plain, to_plain
@@ -32,6 +34,7 @@ from hf_align.symmetry.overrides.overrides import symmetries
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory, read_config
 from hf_align.tracing.modules import ModuleConfig
+from hf_align.tracing.own_classes import named_code, only_if_trusted
 from hf_align.tracing.stored import noted_buffers
 
 _SPEC = "symmetries.json"
@@ -165,7 +168,8 @@ class Alignment:
         return replace(self, elements=both, distance=None, witness=None)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write it to a folder: its elements as safetensors, and the config of the architecture.
+        """Write it to a folder: its elements as safetensors, and the config of the architecture with the code that it
+        names.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -175,6 +179,8 @@ class Alignment:
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             self.config.save_pretrained(folder)
+            if getattr(self.config, "auto_map", None):
+                write_code(Path(folder), Path(self.config._name_or_path))
             if isinstance(self.config, ModuleConfig):  # there may be no module to derive it from where this is read
                 (Path(folder) / _SPEC).write_text(json.dumps(to_plain(self.spec)), encoding="utf-8")
             Match(self.reference, self.elements, before, after).save(Path(folder) / ALIGNMENT, self.spec)
@@ -183,20 +189,25 @@ class Alignment:
 
     @classmethod
     @alone
-    def from_pretrained(cls, source: str | os.PathLike[str], *, token: str | None = None) -> Self:
+    def from_pretrained(
+        cls, source: str | os.PathLike[str], *, token: str | None = None, trust_remote_code: bool = False
+    ) -> Self:
         """What `save_pretrained` or `push_to_hub` wrote, or what a merge by the command line kept.
 
         Args:
             source: a folder or a Hub id.
+            trust_remote_code: run modelling code that comes with it.
 
         Raises:
             HfAlignError: there is no such folder or repository, or no alignment in it, or one of another architecture
-                than the config beside it.
+                than the config beside it; or its modelling code was not trusted.
         """
         require_path("source", source)
+        checked("trust_remote_code", trust_remote_code, (True, False))
         folder = Path(source)
         if not folder.is_dir():
-            wanted = [f"{place}{name}" for place in ("", f"{FOLDER}/") for name in ("config.json", ALIGNMENT, _SPEC)]
+            needed = ("config.json", ALIGNMENT, _SPEC, *(["*.py"] if trust_remote_code else []))
+            wanted = [f"{place}{name}" for place in ("", f"{FOLDER}/") for name in needed]
             try:
                 folder = Path(snapshot_download(os.fspath(source), allow_patterns=wanted, token=token))
             except (HFValidationError, HfHubHTTPError, OSError) as error:
@@ -206,7 +217,9 @@ class Alignment:
         file = next((f for f in (folder / ALIGNMENT, folder / FOLDER / ALIGNMENT) if f.is_file()), None)
         if file is None:
             raise HfAlignError(f"{source} holds no {ALIGNMENT}")
-        config = read_config(home_of_alignment(folder))
+        config = read_config(home_of_alignment(folder), trust_remote_code=trust_remote_code)
+        if named_code(config) is not None:
+            raise HfAlignError(only_if_trusted(source))
         spec = _spec_in(file.with_name(_SPEC)) if isinstance(config, ModuleConfig) else symmetries(config)
         match = Match.load(file, spec)
         return cls(config, spec, match.b, match.a, match.distance)

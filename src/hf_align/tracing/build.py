@@ -28,7 +28,7 @@ from hf_align.runtime.devices import CPU
 from hf_align.tracing.budget import bounded_memory, entries_of
 from hf_align.tracing.fields import parts
 from hf_align.tracing.modules import ModuleConfig, build_module
-from hf_align.tracing.own_classes import class_of_its_own, trust
+from hf_align.tracing.own_classes import class_of_its_own, only_if_trusted, trust
 from hf_align.tracing.program import Inventory
 from hf_align.tracing.reasons import FROM_WEIGHTS, place, reason
 from hf_align.tracing.stored import load_stored
@@ -116,7 +116,7 @@ def read_config(model: str | Path, *, trust_remote_code: bool = False) -> Pretra
         raise
     except Exception as error:  # a config may be anything, and so may what its class says of it
         if not trust_remote_code and "trust_remote_code" in str(error):
-            raise HfAlignError(f"{model} brings its own code, which runs only with --trust-remote-code") from error
+            raise HfAlignError(only_if_trusted(model)) from error
         raise HfAlignError(f"{model}: no usable config.json ({first_line(error)})") from error
     named = config.architectures
     if not (named is None or (isinstance(named, list | tuple) and all(isinstance(name, str) for name in named))):

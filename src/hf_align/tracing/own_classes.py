@@ -39,6 +39,11 @@ def named_code(config: PretrainedConfig) -> str | None:
     return None
 
 
+def only_if_trusted(model: object) -> str:
+    """What is said of a folder or a repository whose modelling code may not run."""
+    return f"{model} brings its own code, which runs only with --trust-remote-code (in Python: trust_remote_code=True)"
+
+
 def class_of_its_own(config: PretrainedConfig, name: str) -> Any:
     """A class from modelling code that came with the config, if that code was trusted when the config was read."""
     reference = _reference(config, name)
