@@ -321,6 +321,16 @@ def test_architectures_that_mergekit_does_not_give_whole(
         assert_same(weights(tmp_path / "out"), {n: (first[n] + second[n]) / 2 for n in first}, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("asked", [{"tokenizer_source": "union"}, {"chat_template": "chatml"}])
+def test_what_only_mergekit_itself_does_is_refused_where_it_gives_no_whole_model(
+    asked: dict[str, Any], tmp_path: Path, random_pairs: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = random_pairs(transformers.BertForMaskedLM, tiny_bert())
+    recipe = write_recipe(tmp_path / "r.yml", **linear(a, b), **asked)
+    capsys.readouterr()
+    assert f"asks for {next(iter(asked))}, which only mergekit itself does" in refused(recipe, tmp_path / "out", capsys)
+
+
 # Slices of architectures that mergekit does not know ----------------------------------------------------------------
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,7 +74,7 @@ def run_mergekit(
 
     options = MergeOptions(quiet=quiet, trust_remote_code=trust_remote_code, write_model_card=False,
                            **flags.for_library)  # fmt: skip
-    with _lent(recipe, inputs) as lent, _unlogged():
+    with _lent(recipe, inputs) as lent, _unlogged(quiet):
         try:
             run_merge(parse(lent), str(stage), options)
         except (HfAlignError, OSError):
@@ -94,7 +95,7 @@ def is_planned(recipe: Mapping[str, Any], inputs: Basis, flags: Flags, trust_rem
     from mergekit.plan import MergePlanner
 
     options = MergeOptions(quiet=True, trust_remote_code=trust_remote_code, **flags.for_library)
-    with _lent(recipe, inputs) as lent, _unlogged():
+    with _lent(recipe, inputs) as lent, _unlogged(quiet=True):
         config = parse(lent)
         try:
             layout = get_architecture_info(config, options)
@@ -107,12 +108,15 @@ def is_planned(recipe: Mapping[str, Any], inputs: Basis, flags: Flags, trust_rem
 
 
 @contextmanager
-def _unlogged() -> Iterator[None]:
-    """What goes wrong is said in one line of our own."""
+def _unlogged(quiet: bool) -> Iterator[None]:
+    """What goes wrong is said in one line of our own. Some progress mergekit shows whatever it is told."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        yield
+        with ExitStack() as silenced:
+            if quiet:
+                silenced.enter_context(redirect_stderr(silenced.enter_context(open(os.devnull, "w"))))
+            yield
     finally:
         logging.disable(disabled)
 

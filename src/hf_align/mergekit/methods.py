@@ -54,6 +54,19 @@ class Loop:
     entries: Callable[[Basis], Entries]
 
 
+def require_tokenizer_of_one(config: Any) -> None:
+    """
+    Raises:
+        HfAlignError: the recipe asks for a tokenizer or a chat template of the result, which only mergekit makes,
+            together with the rows of the tokens.
+    """
+    asked = {name: getattr(config, name) for name in ("tokenizer_source", "tokenizer", "chat_template")}
+    if made := [name for name, value in asked.items() if value is not None and value != "base"]:
+        raise HfAlignError(
+            f"the recipe asks for {made[0]}, which only mergekit itself does, and it does not merge this model whole"
+        )
+
+
 def merge_here(config: Any, pair: Pair, options: Options, seed: int = 0) -> Loop:
     """Every tensor of the architecture, by the method and the parameters that a recipe gives it.
 

@@ -112,18 +112,22 @@ def read_parameters(written: list[str]) -> dict[str, Any]:
 
 
 def _require_parameters(method: str, parameters: Mapping[str, Any]) -> None:
-    """Refuse what mergekit would not look at.
+    """Refuse what mergekit would not look at, and what it would miss.
 
     Raises:
-        HfAlignError: the method has no such parameter.
+        HfAlignError: the method has no such parameter, or needs another one.
     """
     from mergekit import merge_methods
 
     if "weight" in parameters:  # each model has one of its own, which mergekit takes first
         raise HfAlignError("--parameter weight is not looked at; --weight is the share of B")
-    known = sorted(parameter.name for parameter in merge_methods.get(method).spec.parameters)
+    said = merge_methods.get(method).spec.parameters
+    known = sorted(parameter.name for parameter in said)
     if unknown := sorted(parameters.keys() - set(known)):
         raise HfAlignError(f"--method {method} has no parameter {unknown[0]}; it has {', '.join(known) or 'none'}")
+    needed = {parameter.name for parameter in said if parameter.required} - {"weight"}
+    if missing := sorted(needed - parameters.keys()):
+        raise HfAlignError(f"--method {method} needs --parameter {missing[0]}=VALUE")
 
 
 def _base_among(method: str) -> str | None:

@@ -33,7 +33,15 @@ from hf_align.mergekit.extra import dtype_of, is_known, models_of, parse, requir
 from hf_align.mergekit.flags import Flags
 from hf_align.mergekit.folders import run_script, write_inputs
 from hf_align.mergekit.loaders import is_planned, run_mergekit
-from hf_align.mergekit.methods import Loop, least_bytes, merge_here, names_of, require_bound, whole_slice
+from hf_align.mergekit.methods import (
+    Loop,
+    least_bytes,
+    merge_here,
+    names_of,
+    require_bound,
+    require_tokenizer_of_one,
+    whole_slice,
+)
 from hf_align.mergekit.own import is_own, own_job
 from hf_align.mergekit.slices import stack_here
 from hf_align.mergekit.taking import take
@@ -268,6 +276,7 @@ class _Recipe(Job[_Making]):
     def loop(self, pair: Pair) -> Loop:
         """Our own, as the recipe says."""
         config, seed = parse(self.recipe), self.flags.random_seed
+        require_tokenizer_of_one(config)
         dtype = dtype_of(config, "out_dtype", "dtype")
         named = None if dtype is None else checked("dtype", str(dtype).removeprefix("torch."), Dtype)
         options = replace(self.options, dtype=named)
