@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.utils import parametrizations
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -21,12 +23,18 @@ from hf_align.tracing import trace as tracing
 from hf_align.tracing.build import build_without_weights, read_config
 from hf_align.tracing.example import Example
 from hf_align.tracing.program import Program
+from hf_align.tracing.reasons import reason
 from hf_align.tracing.small.shrink import shrink
 from hf_align.tracing.trace import trace, trace_model
 
 _WIDTH = 6
 _BUILT_BY = "hf_align.tracing.build.transformers"
 """The module that classes are looked up in: peft replaces that of the same name when it is imported."""
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 class Between(nn.Module):
@@ -72,6 +80,13 @@ def vectorised(x: Tensor) -> Tensor:
 
 def array(x: Tensor) -> Tensor:
     return x * torch.from_numpy(x.detach().numpy()).sum()  # here
+
+
+def test_an_op_that_runs_code_is_refused_in_words() -> None:
+    words = torch.ones(1, 1, 3, 4)
+    with pytest.raises(Exception, match="HigherOrderOperator") as refused, Watching():
+        flex_attention(words, words, words, score_mod=lambda score, *_: 2 * score)
+    assert "hands code to an op that runs it (flex_attention)" in reason(refused.value)
 
 
 @pytest.mark.parametrize("middle", [branch, loop, Number(), Size(), vectorised, array])

@@ -242,6 +242,71 @@ class Far(Plain):
         return super().forward(x) + torch.zeros_like(words).index_add(0, rows, self.downs[0](answer)).view_as(x)
 
 
+class Counted(Plain):
+    """How many words chose each expert is counted first, so that those that none chose are skipped."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = x.flatten(0, -2)
+        shares, chosen = self.choose(self.router(words).softmax(-1))
+        counts = torch.bincount(chosen.flatten(), minlength=self.experts).tolist()
+        out = torch.zeros_like(words)
+        for expert in self.asked(counts):
+            rows, choice = torch.where(chosen == expert)
+            answer = self.downs[expert](self.told(self.ups[expert](words[rows]), expert, counts))
+            out[rows] += answer * shares[rows, choice, None]
+        return out.reshape(x.shape)
+
+    def asked(self, counts: list[int]) -> list[int]:
+        return [expert for expert, count in enumerate(counts) if count]
+
+    def told(self, h: Tensor, expert: int, counts: list[int]) -> Tensor:
+        return self.activate(h)
+
+
+class CountedFive(Counted):
+    def told(self, h: Tensor, expert: int, counts: list[int]) -> Tensor:
+        return {(1, 2, 5): folded}.get((self.index, expert, counts[2]), self.activate)(h)
+
+
+class CountedShare(Counted):
+    def told(self, h: Tensor, expert: int, counts: list[int]) -> Tensor:
+        return self.activate(h * counts[expert] / sum(counts))
+
+
+class CountedFirst(Counted):
+    """Only the expert with the most words answers, and the first of those that have as many."""
+
+    def asked(self, counts: list[int]) -> list[int]:
+        return [counts.index(max(counts))]
+
+
+class CountedPair(Counted):
+    """Two experts with as many words each are run as one."""
+
+    def told(self, h: Tensor, expert: int, counts: list[int]) -> Tensor:
+        return {0: self.activate}.get(counts[0] - counts[1], folded)(h)
+
+
+class CountedWords(Counted):
+    """How often one word stands in a text decides what all experts do."""
+
+    words: list[int] = []  # noqa: RUF012
+
+    def told(self, h: Tensor, expert: int, counts: list[int]) -> Tensor:
+        return {2: folded}.get(self.words[3], self.activate)(h)
+
+
+class WordsTower(Tower):
+    mlp = CountedWords
+
+    def forward(self, input_ids: Tensor, **kwargs: Any) -> Any:
+        counts = torch.bincount(input_ids.flatten(), minlength=self.config.vocab_size).tolist()
+        for layer in self.layers:
+            layer.mlp.words = counts
+        return super().forward(input_ids, **kwargs)
+
+
 KINDS = (Plain, Above, Five, FiveWide, FiveSorted, FiveSmallest, FiveLowest, FiveArgmax, FiveNearest, FiveAbove, Above5,
-         Totalled, Capacity, Centred, Asked, Loaded, Dropped, Most, Seventeen, Far)  # fmt: skip
+         Counted, CountedFive, CountedShare, CountedFirst, CountedPair, Totalled, Capacity, Centred, Asked, Loaded,
+         Dropped, Most, Seventeen, Far)  # fmt: skip
 globals().update(towers(__name__, **{f"{kind.__name__}Experts": kind for kind in KINDS}))

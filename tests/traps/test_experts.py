@@ -37,10 +37,19 @@ def styled(model: PreTrainedModel) -> dict[str, Call]:
     return {f"{first} first": partial(forward, input_ids=ids) for first, ids in texts.items()}
 
 
+def twice(model: PreTrainedModel) -> dict[str, Call]:
+    texts = ([3, 5, 1, 3, 9, 11], [3, 3, 5], [4, 3, 3, 1, 2, 7, 8])
+    return {f"{len(text)} words": partial(forward, input_ids=torch.tensor([text])) for text in texts}
+
+
 TRAPS = [
     of("Plain", may_refuse=False),
     of("Above5", may_refuse=False),
     of("Totalled", may_refuse=False),
+    of("Counted", may_refuse=False),
+    Trap("CountedFive", custom(code.CountedFiveExperts), lengths(*range(3, 26)), may_refuse=True),
+    of("CountedShare"), of("CountedFirst"), of("CountedPair"),
+    Trap("CountedWords", custom(code.WordsTower), twice, may_refuse=True),
     of("FiveSorted"), of("FiveSmallest"), of("FiveLowest"), of("FiveArgmax"), of("FiveNearest"), of("FiveAbove"),
     of("Above"), of("Five"), of("Capacity"), of("Centred"), of("Asked"), of("Loaded"), of("Dropped"), of("Most"),
     *(sorted_by(name, may_refuse=False) for name in ("Joined", "Added", "Split", "Summed")),

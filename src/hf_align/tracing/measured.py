@@ -75,7 +75,7 @@ class _Lengths(TorchDispatchMode):
 
     Attributes:
         places: the lines of modelling code that list or put some entries of a mask, but not all, or that ask how many
-            of what is sorted have each key.
+            of what is sorted or counted have each key.
         others: the lines that ask for other numbers.
         is_shorter: whether any list has fewer entries than its mask.
     """
@@ -86,7 +86,7 @@ class _Lengths(TorchDispatchMode):
         self.others: set[str] = set()
         self.is_shorter = False
         self._asked: list[tuple[str, Tensor]] = []
-        self._sorted: list[Tensor] = []
+        self._keys: list[Tensor] = []
         self._met: dict[tuple[str, int], set[int]] = defaultdict(set)
         self._most: dict[tuple[str, int], int] = {}
         self._times = Counter[str]()
@@ -94,12 +94,12 @@ class _Lengths(TorchDispatchMode):
     @contextmanager
     def of_a_run(self) -> Iterator[None]:
         """While a model is called once."""
-        for seen in (self._times, self._asked, self._sorted):
+        for seen in (self._times, self._asked, self._keys):
             seen.clear()
         with numbers_seen(lambda value: self._asked.append((line(), value.detach().clone()))), self:
             yield
         for place, numbers in self._asked:
-            counted = numbers.dim() == 1 and any(are_counts(numbers, keys) for keys in self._sorted)
+            counted = numbers.dim() == 1 and any(are_counts(numbers, keys) for keys in self._keys)
             (self.places if counted else self.others).add(place)
 
     def is_open(self) -> bool:
@@ -121,9 +121,10 @@ class _Lengths(TorchDispatchMode):
             masks = [args[1]]
         if op.is_indexing:
             masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
+        if op.traits & (Trait.SORTS | Trait.COUNTS) and are_keys(args[0]):
+            self._keys.append(args[0].clone())
         if Trait.SORTS in op.traits and are_keys(args[0]):
             masks = [args[0] == key for key in range(min(int(args[0].max()) + 1, EACH))]
-            self._sorted.append(args[0].clone())
         for mask in masks:
             place, length = line(), int(mask.count_nonzero())
             at = place, self._times[place]

@@ -5,13 +5,16 @@ takes as many of them as chose it, which only a run decides. Here the rows stay 
 all of them. What is joined of all parts gives each row what its own part gives; what goes back by the numbers of a part
 is what this part holds (`listed.py`).
 
+Where nothing is sorted, code may still ask how many rows chose each expert, to skip those that none did. It is told
+that some did, and all experts run (`listed.py`).
+
 As with lists, whether nothing else depends on these numbers is held against runs (`measured.py`), and so is whether
 what code asks for are the numbers of rows that have each key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -75,33 +78,43 @@ class Parts:
 
     Attributes:
         call: runs an op, and writes it down.
+        nodes: what each value is written down as.
         here: the line of modelling code that runs.
         stay: whether what is sorted stays in place.
         asked_at: the first line that asked how many rows a part has.
     """
 
-    def __init__(self, call: Callable[..., Any], here: Callable[[], str], lists: Lists, *, stay: bool) -> None:
-        self.call, self.here, self.lists, self.stay = call, here, lists, stay
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        nodes: MutableMapping[Tensor, fx.Node],
+        here: Callable[[], str],
+        lists: Lists,
+        *,
+        stay: bool,
+    ) -> None:
+        self.call, self.nodes, self.here, self.lists, self.stay = call, nodes, here, lists, stay
         self.asked_at: str | None = None
+        self._asked_of_others: str | None = None
+        self._counts = set[fx.Node]()
         self._last: _Sorted | None = None
         self._kinds = 0
 
     @property
     def open_question(self) -> str | None:
-        """Where it was asked how many rows a part has of what was never sorted."""
-        return self.asked_at if self._last is None else None
+        """Where it was asked how many rows a part has of what was never sorted, nor counted."""
+        return self._asked_of_others if self._last is None else None
 
-    def numbers(self, counts: FakeTensor, node: fx.Node) -> list[int] | None:
-        """How many rows are said to have each key, or each key up to one; None where nothing is said.
-
-        Args:
-            node: where they come from.
-        """
+    def numbers(self, counts: FakeTensor) -> list[int] | None:
+        """How many rows are said to have each key, or each key up to one; None where nothing is said."""
         self.asked_at = self.asked_at or self.here()
         if not self.stay or counts.dim() != 1:
             return None
+        node = self.nodes[counts]
         while does(node, Trait.SAME | Trait.CASTS):
             node = cast(fx.Node, node.args[0])
+        if node not in self._counts:
+            self._asked_of_others = self._asked_of_others or self.here()
         self._kinds = len(counts)
         self.lists.places.add(self.here())
         return [_SAID * (i + 1 if does(node, Trait.RUNNING_SUM) else 1) for i in range(self._kinds)]
@@ -135,8 +148,12 @@ class Parts:
         most = self.lists.most(keys)
         if not self.stay or weights is not None or most is None:
             return None
-        held = self.call(_aten.one_hot.default, (keys, max(least, int(most.max()) + 1)), {})
+        kinds = int(most.max()) + 1
+        if least < kinds:  # a run may count fewer of them
+            self._asked_of_others = self._asked_of_others or self.here()
+        held = self.call(_aten.one_hot.default, (keys, max(least, kinds)), {})
         counts: Tensor = self.call(_aten.sum.dim_IntList, (held, [0]), {})
+        self._counts.add(self.nodes[counts])
         return counts
 
     def _cut(self, rows: Any, *which: Any, **more: Any) -> Any:

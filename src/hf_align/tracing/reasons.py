@@ -35,7 +35,12 @@ FROM_WEIGHTS = (
 NOT_ITS_OWN = (
     "reads weights that the model neither saves nor loads; keep modules in torch.nn.ModuleList, not in a plain list"
 )
+TAKES_CODE = (
+    "hands code to an op that runs it (flex_attention), which is not followed; write it out, or merge with --match none"
+)
 _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+_HIGHER_ORDER = ("HigherOrderOperator", "Current active mode")
+"""How torch says that an op takes code, and has no rule for it here."""
 _TAKEN_OUT = (".item()", ".numpy()", "data-dependent", "to contain only concrete integers", NEEDS_NUMBERS)
 """How torch says in other errors that a number is wanted where there is none."""
 
@@ -77,6 +82,8 @@ def reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     if isinstance(error, KeyError) and "weakref" in str(error):
         return f"{where or 'its code'} does something that is not followed, in another thread or by torch.func"
+    if any(words in str(error) for words in _HIGHER_ORDER):
+        return f"{where or 'its code'} {TAKES_CODE}"
     kind = "it does not run" if isinstance(error, DoesNotRunError) else type(error).__name__
     found = f"{kind}: {lines[0]}" if lines else kind
     loops = "; torch.vmap does less than the same written out" if "vmap" in found else ""

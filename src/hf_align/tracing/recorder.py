@@ -95,7 +95,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.drawn = Draws()
         self.made: dict[int, Made] = {}
         self.lists = Lists(self.seen, line)
-        self.parts = Parts(self.seen, line, self.lists, stay=stay)
+        self.parts = Parts(self.seen, self.nodes, line, self.lists, stay=stay)
         self.known, self.mixed = mixed, set(mixed)
         self.written: set[Hashable] = set()
         self.varying: set[fx.Node] = set()
@@ -224,7 +224,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _numbers(self, value: FakeTensor) -> list[int]:
         """What code is told that asks for the numbers of something without value."""
-        numbers = self.parts.numbers(value, self.nodes[value])
+        numbers = self.parts.numbers(value)
         if numbers is None:
             self.asked = needs_numbers(line())
             raise self.asked
