@@ -106,12 +106,11 @@ def _brings_code_beside(folder: Path) -> bool:
     return any(is_own(folder, file) and _has_code(file) for file in said)
 
 
-def model_code(folder: Path) -> dict[str, str]:
-    """What a config says of the code that comes with the model itself: by the class of transformers that would load
-    it, where that stands."""
+def model_code(folder: Path) -> list[str]:
+    """The classes of transformers that would load code which comes with the model itself, as its config says."""
     said = (own_json(folder, "config.json") or {}).get("auto_map")
-    names = said.items() if isinstance(said, dict) else ()
-    return {name: where for name, where in names if name == "AutoConfig" or name.startswith("AutoModel")}
+    names = said if isinstance(said, dict) else ()
+    return [name for name in names if name == "AutoConfig" or name.startswith("AutoModel")]
 
 
 def _has_code(file: Path) -> bool:

@@ -12,6 +12,7 @@ import re
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -280,9 +281,14 @@ def _condition_of(frame: traceback.FrameSummary) -> str:
     line = frame.lineno or 0
     if not (0 < line <= len(code) and code[line - 1].lstrip().startswith("raise ")):
         return ""
-    branches = (node for node in ast.walk(ast.parse("".join(code))) if isinstance(node, ast.If))
-    tests = [n.test for n in branches for s in n.body if isinstance(s, ast.Raise) and s.lineno == line]
-    return ast.unparse(tests[0]) if tests else ""
+    return _conditions("".join(code)).get(line, "")
+
+
+@cache
+def _conditions(code: str) -> dict[int, str]:
+    """By the number of a line that raises an error, the condition under which it does."""
+    branches = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.If)]
+    return {s.lineno: ast.unparse(n.test) for n in branches for s in n.body if isinstance(s, ast.Raise)}
 
 
 def with_places(model: PreTrainedModel, arguments: Mapping[str, Tensor], places: Mapping[int, int]) -> Example:
