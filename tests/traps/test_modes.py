@@ -64,6 +64,22 @@ def halves(ids: Tensor) -> Tensor:
     return (torch.arange(ids.shape[1]) * 2 // ids.shape[1]).expand_as(ids).contiguous()
 
 
+def choices(model: PreTrainedModel) -> Mapping[str, Call]:
+    """Two questions with some answers each, which are as many texts."""
+    found = dict[str, Call]()
+    for count, length in ((1, 7), (2, 3), (3, 12), (4, 33)):
+        ids = torch.stack([ids_of(model, length + i)[:, :length] for i in range(count)], 1)
+        types = (torch.arange(length) * 2 // length).expand_as(ids).contiguous()
+        hidden = (torch.arange(length) < length - torch.arange(count)[:, None]).long().expand_as(ids).contiguous()
+        for label, more in {
+            "": {},
+            ", types": {"token_type_ids": types},
+            ", masks": {"attention_mask": hidden},
+        }.items():
+            found[f"{count} of {length}{label}"] = partial(forward, input_ids=ids, **more)
+    return found
+
+
 def masked(model: PreTrainedModel) -> Tensor:
     patches = (model.config.image_size // model.config.patch_size) ** 2
     return (torch.arange(patches) % 3 == 0).expand(2, patches)
@@ -271,6 +287,9 @@ TRAPS = [
          both(given("sound", input_values=noise(2, 330)),
               given("masked", input_values=noise(2, 330),
                     mask_time_indices=(torch.arange(16) % 3 == 0).expand(2, 16)))),
+    Trap("bert choice", native("BertForMultipleChoice", t.BertConfig(**_ENCODER)), choices),
+    Trap("xlm choice", native("XLMForMultipleChoice", t.XLMConfig(
+        vocab_size=23, emb_dim=8, n_layers=2, n_heads=2, max_position_embeddings=40)), choices),
     Trap("bert types", native("BertForMaskedLM", t.BertConfig(**_ENCODER)),
          both(lengths(), lengths(token_type_ids=halves), lengths(attention_mask=padded))),
     Trap("bert classifier", native("BertForSequenceClassification", t.BertConfig(**_ENCODER, num_labels=3)), lengths()),

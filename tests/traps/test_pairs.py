@@ -114,3 +114,11 @@ def test_another_token_that_a_decoder_begins_with(tmp_path: Path, capsys: pytest
     sizes = dict(vocab_size=17, d_model=16, d_ff=10, d_kv=4, num_layers=2, num_heads=2)
     models = [t.T5ForConditionalGeneration(t.T5Config(**sizes, decoder_start_token_id=n)) for n in (0, 5)]
     assert "decoder_start_token_id is 0 in" in refused(*models, tmp_path, capsys)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_layers_of_another_kind(order: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A list of numbers says which layers have experts, in models of one depth."""
+    sizes = {**_LLAMA, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 6}
+    models = [t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**sizes, mlp_only_layers=layers)) for layers in ([], [0])]
+    assert "compute differently: mlp_only_layers is [" in refused(*models[::order], tmp_path, capsys)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as File
@@ -155,10 +156,15 @@ class _Comparison:
     readers: Readers = field(default_factory=Readers)
 
     def require_same_weights(self, a: Variant, b: Variant) -> None:
-        """Raise if a field that is no number decides which weights there are; other depths are left to widening."""
+        """Raise if a field that is no number decides which weights there are, or a list of numbers that leaves as many
+        layers; other depths are left to widening."""
         names = (a.shapes or {}).keys()
         for path, values in self.differing.items():
-            if not any(_numbers(v) for v in values) and (a.having({path: values[1]}).shapes or {}).keys() != names:
+            others = (a.having({path: values[1]}).shapes or {}).keys()
+            is_depth = any(map(_numbers, values)) and not (
+                isinstance(values[1], list) and _layers(others) == _layers(names)
+            )
+            if others != names and not is_depth:
                 raise self._refusal([path], "compute")
 
     def require(self, a: Variant, b: Variant) -> None:
@@ -332,6 +338,11 @@ def _without_remarks(code: bytes) -> str | bytes:
         return ast.dump(ast.parse(code))
     except (SyntaxError, ValueError):  # a file that no model loads may be of another Python
         return code
+
+
+def _layers(names: Iterable[str]) -> set[str]:
+    """What weights are called up to the first number in their names."""
+    return {found[0] for name in names if (found := re.match(r".*?\.\d+(?=\.)", name))}
 
 
 def _numbers(value: Any) -> list[int]:

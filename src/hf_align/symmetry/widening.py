@@ -85,7 +85,7 @@ def require_widenable(narrow: SymmetrySpec, wide: SymmetrySpec) -> None:
     """
     if set(narrow.parameters) != set(wide.parameters):
         other = sorted(set(narrow.parameters) ^ set(wide.parameters))
-        raise IncompatibleModels(f"only one of the models has {other[0]}: models of different depth do not merge")
+        raise IncompatibleModels(f"only one of the models has {other[0]}: they differ in more than sizes")
     for name, axes in narrow.parameters.items():
         pairs = zip(_factors(axes), _factors(wide.parameters[name]), strict=False)
         if _layout(axes) != _layout(wide.parameters[name]):

@@ -18,6 +18,7 @@ class Example:
         arguments: by name. Floating point tensors and token ids are free; everything else is part of the question.
         tokens: for the names of token ids, the ids that may occur, [ids].
         rows_of_one: rows of token ids that make up one text: those of a sound may have one for each codebook.
+        choices: texts of each row, [rows, choices, tokens], where a head chooses among them.
         held: the names of floating point tensors that are part of the question, too, such as masks.
         ends: for some of these names, the id that ends every text and stands nowhere else in it.
     """
@@ -25,6 +26,7 @@ class Example:
     arguments: dict[str, Any]
     tokens: dict[str, Tensor]
     rows_of_one: int = 1
+    choices: int = 1
     held: frozenset[str] = frozenset()
     ends: Mapping[str, int] = field(default_factory=dict)
 
@@ -33,6 +35,11 @@ class Example:
         """What is given, by name."""
         names = " and ".join(self.arguments)
         return f"{names} (texts that end with token {min(self.ends.values())})" if self.ends else names
+
+    @property
+    def axis_of_tokens(self) -> int:
+        """Of token ids, along which a text goes on."""
+        return 1 if self.choices == 1 else 2
 
     def is_free(self, name: str) -> bool:
         value = self.arguments[name]

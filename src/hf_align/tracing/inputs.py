@@ -19,7 +19,10 @@ from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.series import series
-from hf_align.tracing.tokens import end_of_text, sound_tokens, text_tokens
+from hf_align.tracing.tokens import end_of_text, has_codebooks, sound_tokens, text_tokens
+
+_CHOICES = 3
+"""Texts of one question, for a head that chooses among them."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,12 @@ def _examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Examp
     for arguments in by_lack[0] or by_lack[1]:
         names = [n for n, t in arguments.items() if n.endswith(("input_ids", "inputs")) and not t.is_floating_point()]
         of_one = max([1, *(len(arguments[name]) // batch for name in names)])
-        sounds = {name: sound_tokens(model.config) for name in names if arguments[name].dim() > 2}
+        deep = [name for name in names if arguments[name].dim() > 2]
+        sounds = {name: sound_tokens(model.config) for name in deep}
+        choices = 1 if has_codebooks(model.config) else max([1, *(arguments[name].shape[1] for name in deep)])
         tokens = {name: sounds.get(name, allowed) for name in names}
         ids = {name: kind[arguments[name] % len(kind)] for name, kind in sounds.items()}
-        yield Example({**arguments, **ids}, tokens, of_one)
+        yield Example({**arguments, **ids}, tokens, of_one, choices)
 
 
 def reader(model: PreTrainedModel, batch: int, length: int) -> Reader:
@@ -374,6 +379,7 @@ def _others(read: Reader) -> Iterator[dict[str, Tensor]]:
         for size in dict.fromkeys((width, read.number("model_in_dim", "num_mel_bins", default=width), read.first)):
             yield {name: read.floats(read.length, size)}
             yield {name: read.floats(size, read.length)}
+    yield {"input_ids": read.ids(read.length)[:, None].expand(-1, _CHOICES, -1).contiguous()}
 
 
 _MEDIA: dict[str, tuple[tuple[str, ...], tuple[Callable[[Reader], Iterator[dict[str, Tensor]]], ...]]] = {

@@ -121,16 +121,18 @@ def at_length(example: Example, length: int, rows: int) -> Example | None:
     if not example.tokens:
         return None
     before = next(iter(example.tokens))
-    texts, extent = example.arguments[before].shape[:2]
+    axis = example.axis_of_tokens
+    texts, extent = (example.arguments[before].shape[i] for i in (0, axis))
     rows *= example.rows_of_one
-    extents = {example.arguments[n].shape[1] for n in example.tokens if n in example.arguments}
+    extents = {example.arguments[n].shape[axis] for n in example.tokens if n in example.arguments}
     sizes_of = {old: length if old == extent else max(2, length - extent + old) for old in extents}
     arguments = {}
     for name, value in example.arguments.items():
         if name in example.tokens:
-            size, streams = sizes_of[value.shape[1]], value.shape[2:]
+            size, streams = sizes_of[value.shape[axis]], value.shape[axis + 1 :]
             ids = example.tokens[name][torch.arange(size) % len(example.tokens[name])]
-            arguments[name] = ids.view(size, *(1 for _ in streams)).expand(rows, size, *streams)
+            shape = rows, *value.shape[1:axis], size, *streams
+            arguments[name] = ids.view(size, *(1 for _ in streams)).expand(shape)
         elif not isinstance(value, Tensor) or not value.dim():
             arguments[name] = value
         else:
@@ -229,7 +231,16 @@ def extent(example: Example) -> tuple[int, int]:
     """Texts, and tokens of each."""
     tensors = [t for t in example.arguments.values() if isinstance(t, Tensor)]
     tokens = next((example.arguments[n] for n in ("input_ids", *example.tokens) if n in example.arguments), tensors[0])
-    return tokens.shape[0] // example.rows_of_one, tokens.shape[1] if tokens.dim() > 1 else 1
+    length = tokens.shape[example.axis_of_tokens] if tokens.dim() > 1 else 1
+    return tokens.shape[0] // example.rows_of_one, length
+
+
+def of_each_choice(value: Tensor, example: Example) -> Tensor:
+    """Numbers for each token, [rows, tokens]; where there is a choice of texts, the same for each, [rows, choices,
+    tokens]."""
+    if example.choices == 1 or value.shape != extent(example):
+        return value
+    return value[:, None].expand(-1, example.choices, -1).contiguous()
 
 
 def extent_of(name: str, example: Example) -> tuple[int, int]:

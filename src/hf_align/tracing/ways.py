@@ -27,7 +27,7 @@ from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.in_texts import attempt_with_text_for, side_by_side, try_media, with_marks
 from hf_align.tracing.inputs import reader
-from hf_align.tracing.mode import Attempt, Mode, NothingNew, at_its_length, extent, extent_of
+from hf_align.tracing.mode import Attempt, Mode, NothingNew, at_its_length, extent, extent_of, of_each_choice
 from hf_align.tracing.other_sizes import try_grids, try_sizes
 from hf_align.tracing.own_code import code_of
 from hf_align.tracing.watched import is_said, scalars
@@ -209,7 +209,7 @@ def _with(model: PreTrainedModel, base: Example, more: Mapping[str, Any]) -> Exa
     for name in more:
         mask = _MASKED.sub("attention_mask", name)
         if mask in asked and mask != name:
-            masks[mask] = torch.ones(extent_of(name, base), dtype=torch.long)
+            masks[mask] = of_each_choice(torch.ones(extent_of(name, base), dtype=torch.long), base)
     texts = {n: ids for n in more if _is_text(n) for ids in list(base.tokens.values())[:1]}
     return replace(base, arguments={**masks, **base.arguments, **more}, tokens={**base.tokens, **texts})
 
@@ -275,14 +275,16 @@ def _arguments(
             yield name, False, iter([not parameter.default])
         elif parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation):
             known = _known(model, name, base, extents)
-            yield name, known is not None, known if known is not None else _guesses(model, name, base, extents)
+            values = known if known is not None else _guesses(model, name, base, extents)
+            yield name, known is not None, (of_each_choice(value, base) for value in values)
 
 
 def numbers_beside(model: PreTrainedModel, base: Example) -> Iterator[tuple[str, Tensor]]:
     """Arguments of known meaning that hold a whole number for each token: masks, positions, types."""
     for name, sure, values in _arguments(model, model.forward, base, ()):
         value = next(values, None) if sure and not _is_text(name) else None
-        if isinstance(value, Tensor) and not value.is_floating_point() and value.shape == extent_of(name, base):
+        each = of_each_choice(torch.ones(extent_of(name, base)), base)
+        if isinstance(value, Tensor) and not value.is_floating_point() and value.shape == each.shape:
             yield name, value
 
 

@@ -22,7 +22,7 @@ from hf_align.tracing.build import quiet
 from hf_align.tracing.example import Example
 from hf_align.tracing.first_calls import first_calls
 from hf_align.tracing.given import GivenCall
-from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent, without_length
+from hf_align.tracing.mode import Mode, NothingNew, at_length, cut, extent, of_each_choice, without_length
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.own_code import numbers_compared
 from hf_align.tracing.returned import returned
@@ -70,7 +70,7 @@ class Case:
     def length(self) -> int | None:
         """In tokens; None of inputs that are none."""
         tokens = self.arguments.get("input_ids")
-        return None if tokens is None else tokens.shape[1]
+        return None if tokens is None else tokens.shape[self.mode.example.axis_of_tokens]
 
     @property
     def described(self) -> str:
@@ -239,7 +239,7 @@ def _strides(model: PreTrainedModel, mode: Mode) -> Iterator[Mode]:
         said: places for said, places in around.items() if not _leaves_a_table(model, last or 1, int(places.max()))
     }
     for said, places in ways.items():
-        held = {**mode.example.arguments, given: places.expand(rows, length).contiguous()}
+        held = {**mode.example.arguments, given: of_each_choice(places.expand(rows, length).contiguous(), mode.example)}
         yield replace(mode, name=f"{mode.name} {said}", example=replace(mode.example, arguments=held))
 
 
