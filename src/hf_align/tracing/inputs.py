@@ -19,7 +19,7 @@ from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
 from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.series import series
-from hf_align.tracing.tokens import end_of_text, has_codebooks, sound_tokens, text_tokens
+from hf_align.tracing.tokens import end_of_text, sound_tokens, text_tokens
 
 _CHOICES = 3
 """Texts of one question, for a head that chooses among them."""
@@ -99,12 +99,16 @@ def _examples(model: PreTrainedModel, batch: int, length: int) -> Iterator[Examp
     for arguments in by_lack[0] or by_lack[1]:
         names = [n for n, t in arguments.items() if n.endswith(("input_ids", "inputs")) and not t.is_floating_point()]
         of_one = max([1, *(len(arguments[name]) // batch for name in names)])
-        deep = [name for name in names if arguments[name].dim() > 2]
-        sounds = {name: sound_tokens(model.config) for name in deep}
-        choices = 1 if has_codebooks(model.config) else max([1, *(arguments[name].shape[1] for name in deep)])
+        sounds = {name: sound_tokens(model.config) for name in names if arguments[name].dim() > 2}
         tokens = {name: sounds.get(name, allowed) for name in names}
         ids = {name: kind[arguments[name] % len(kind)] for name, kind in sounds.items()}
-        yield Example({**arguments, **ids}, tokens, of_one, choices)
+        yield Example({**arguments, **ids}, tokens, of_one, _choices(arguments))
+
+
+def _choices(arguments: dict[str, Tensor]) -> int:
+    """How many texts a head is to choose among, of which candidates give the same one each time."""
+    ids = arguments.get("input_ids")
+    return ids.shape[1] if ids is not None and ids.dim() > 2 and bool((ids == ids[:, :1]).all()) else 1
 
 
 def reader(model: PreTrainedModel, batch: int, length: int) -> Reader:

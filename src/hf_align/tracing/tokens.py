@@ -23,20 +23,11 @@ def text_tokens(config: PretrainedConfig) -> Tensor:
     return torch.tensor([i for i in range(_table(config)) if i not in announcing] or [0])
 
 
-def has_codebooks(config: PretrainedConfig) -> bool:
-    """Whether a model reads sounds as tokens."""
-    return bool(_codebooks(config))
-
-
-def _codebooks(config: PretrainedConfig) -> list[int]:
-    """The sizes of codebooks that a config names."""
-    named = (getattr(part, name, None) for part in parts(config) for name in _CODEBOOKS)
-    return [size for size in named if isinstance(size, int)]
-
-
 def sound_tokens(config: PretrainedConfig) -> Tensor:
     """Those that every codebook has, too."""
-    sizes, tokens = _codebooks(config), text_tokens(config)
+    named = (getattr(part, name, None) for part in parts(config) for name in _CODEBOOKS)
+    sizes = [size for size in named if isinstance(size, int)]
+    tokens = text_tokens(config)
     heard = tokens[tokens < min(sizes)] if sizes else tokens
     return heard if len(heard) else torch.tensor([0])
 
