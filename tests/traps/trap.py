@@ -166,7 +166,9 @@ def save(trap: Trap, seed: int, folder: Path) -> None:
     shutil.copyfile(str(module.__file__), folder / "modeling.py")
     _copy_imported(Path(str(module.__file__)), folder)
     config = json.loads((folder / "config.json").read_text())
-    config["auto_map"] = {"AutoConfig": "tower.TowerConfig",
+    kind = type(model.config)
+    home = "modeling" if kind.__module__ == module.__name__ else kind.__module__.rpartition(".")[2]
+    config["auto_map"] = {"AutoConfig": f"{home}.{kind.__name__}",
                           "AutoModelForCausalLM": f"modeling.{type(model).__name__}"}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
 
