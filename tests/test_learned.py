@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from conftest import DATA, MODELS, run
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -246,6 +247,17 @@ def test_models_write_their_own_inputs(pairs: dict[str, Pair]) -> None:
         Network(pairs["vit"].config), {n: pairs["vit"].a.weights[n] for n in pairs["vit"].spec.parameters}, 5, 0, 0
     )
     assert noise["pixel_values"].shape == (5, 1, 8, 8) and float(noise["pixel_values"].std()) > 0.5
+
+
+def test_texts_to_choose_from_are_drawn_as_such() -> None:
+    """Of as many rows as tokens divide, a head would take each token for a text."""
+    config = transformers.BertConfig(vocab_size=23, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                                     intermediate_size=6, max_position_embeddings=20)  # fmt: skip
+    config.architectures = ["BertForMultipleChoice"]
+    model = transformers.BertForMultipleChoice(config).eval()
+    drawn = own_inputs(Network(config), dict(model.named_parameters()), count=32, length=16, seed=3)
+    assert drawn["input_ids"].shape == (32, 3, 16) and len(drawn["input_ids"].unique(dim=1)[0]) == 3
+    assert model(**drawn).logits.shape == (32, 3)
 
 
 def test_learning_lowers_the_loss_and_leaves_the_function_alone(pairs: dict[str, Pair]) -> None:

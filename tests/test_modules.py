@@ -384,12 +384,20 @@ def test_an_alignment_takes_no_module_that_does_something_else_at_another_size(k
         hf_align.align(other, to=a, inputs=x)
 
 
+def with_another_forward(module: nn.Module) -> nn.Module:
+    """As loggers and profilers wrap it: a copy would run the weights of the original."""
+    own = module.forward
+    module.forward = lambda *args: own(*args)
+    return module
+
+
 @pytest.mark.parametrize(
     ("of", "said"),
     [
         (torch.jit.script, "A is compiled by torch.jit"),
         (lambda module: module.to("meta"), "0.weight has a shape and no numbers"),
         (lambda module: torch.ao.quantization.quantize_dynamic(module, {nn.Linear}), "quantised models cannot be"),
+        (with_another_forward, "A is a Sequential whose forward was replaced by a function"),
     ],
 )
 def test_modules_that_cannot_be_read_are_refused_in_plain_words(of: Callable[[Any], Any], said: str) -> None:

@@ -287,6 +287,42 @@ class CountedPair(Counted):
         return {0: self.activate}.get(counts[0] - counts[1], folded)(h)
 
 
+class CountedNested(Counted):
+    """What two numbers say together is asked for one after the other."""
+
+    def told(self, h: Tensor, expert: int, counts: list[int]) -> Tensor:
+        if counts[0] == 7:  # noqa: SIM102
+            if counts[1] == 9:
+                return folded(h)
+        return self.activate(h)
+
+
+class CountedTable(Counted):
+    def told(self, h: Tensor, expert: int, counts: list[int]) -> Tensor:
+        return {(2, 2): folded, (3, 4): folded}.get((counts[0], counts[1]), self.activate)(h)
+
+
+class CountedShifted(Counted):
+    def told(self, h: Tensor, expert: int, counts: list[int]) -> Tensor:
+        return (self.activate, folded)[(counts[0] >> 5) & 1](h)
+
+
+class CountedNone(Counted):
+    """Two experts that no word chose decide what the others do."""
+
+    def told(self, h: Tensor, expert: int, counts: list[int]) -> Tensor:
+        if counts[0] == 0:  # noqa: SIM102
+            if counts[1] == 0:
+                return folded(h)
+        return self.activate(h)
+
+
+class CountedPattern(Counted):
+    def told(self, h: Tensor, expert: int, counts: list[int]) -> Tensor:
+        chosen = tuple(expert for expert, count in enumerate(counts) if count)
+        return {(1, 2): folded}.get(chosen, self.activate)(h)
+
+
 class CountedWords(Counted):
     """How often one word stands in a text decides what all experts do."""
 
@@ -307,6 +343,7 @@ class WordsTower(Tower):
 
 
 KINDS = (Plain, Above, Five, FiveWide, FiveSorted, FiveSmallest, FiveLowest, FiveArgmax, FiveNearest, FiveAbove, Above5,
-         Counted, CountedFive, CountedShare, CountedFirst, CountedPair, Totalled, Capacity, Centred, Asked, Loaded,
-         Dropped, Most, Seventeen, Far)  # fmt: skip
+         Counted, CountedFive, CountedShare, CountedFirst, CountedPair, CountedNested, CountedTable, CountedShifted,
+         CountedNone, CountedPattern, Totalled, Capacity, Centred, Asked, Loaded, Dropped, Most, Seventeen,
+         Far)  # fmt: skip
 globals().update(towers(__name__, **{f"{kind.__name__}Experts": kind for kind in KINDS}))

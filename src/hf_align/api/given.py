@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -178,6 +179,8 @@ def _require_readable(model: nn.Module, called: str) -> None:
             raise OptionError(f"{found} whose sizes are not known yet: call {called} once first")
         if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
             raise OptionError(f"{found}; quantised models cannot be moved")
+        if isinstance(vars(module).get("forward"), FunctionType):  # a copy of the module would go on with this one
+            raise OptionError(f"{found} whose forward was replaced by a function; give it with its own")
 
 
 def _read(name: str, tensor: Tensor) -> Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Generator, Tensor, nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PretrainedConfig
 
 from hf_align.running.network import Batch, Network, Weights, in_dtype
 from hf_align.runtime.devices import drawing
 from hf_align.symmetry.certificate.random_copy import random_inputs
 from hf_align.tracing.build import quiet
+from hf_align.tracing.mode import at_length, extent
 from hf_align.tracing.program import Program
 from hf_align.tracing.trace import trace
 
@@ -32,7 +33,7 @@ def own_inputs(network: Network, weights: Weights, count: int, length: int, seed
     """
     config, model = network.config, network.module(weights)
     if not writes(model):
-        return noise(trace(config, batch=count, length=length), seed)
+        return _drawn(config, count, length, seed)
     text = config.get_text_config()
     length = min(length, getattr(text, "max_position_embeddings", None) or length)
     first = torch.randint(text.vocab_size, (count, 1), generator=Generator().manual_seed(seed)).to(network.device)
@@ -65,6 +66,16 @@ def continued(network: Network, weights: Weights, prompt: Tensor, most: int) -> 
     with quiet():
         told: Tensor = model.generate(prompt, generation_config=settings, attention_mask=mask)  # type: ignore[operator]
     return told if config.is_encoder_decoder else told[:, prompt.shape[1] :]
+
+
+def _drawn(config: PretrainedConfig, count: int, length: int, seed: int) -> Batch:
+    """Random inputs; where a head chooses among texts, of a call with few rows: of many, as many tokens as divide them
+    would be taken for texts."""
+    few = trace(config, length=length)
+    if few.example.choices == 1:
+        return noise(trace(config, batch=count, length=length), seed)
+    many = at_length(few.example, extent(few.example)[1], count) or few.example
+    return {**many.arguments, **many.drawn(Generator().manual_seed(seed))}
 
 
 def noise(program: Program, seed: int = 0) -> Batch:

@@ -6,7 +6,7 @@ all of them. What is joined of all parts gives each row what its own part gives;
 is what this part holds (`listed.py`).
 
 Where nothing is sorted, code may still ask how many rows chose each expert, to skip those that none did. It is told
-that some did, and all experts run (`listed.py`).
+that some did, not how many, and all experts run (`listed.py`).
 
 As with lists, whether nothing else depends on these numbers is held against runs (`measured.py`), and so is whether
 what code asks for are the numbers of rows that have each key.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 from unittest.mock import patch
 
 import torch
@@ -47,8 +47,44 @@ class _Sorted:
     held: Tensor | None = None
 
 
+class Some:
+    """That some rows have a key: code may ask whether any do, and nothing else.
+
+    Args:
+        refuse: raises an error.
+    """
+
+    def __init__(self, refuse: Callable[[], NoReturn]) -> None:
+        self._refuse = refuse
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return not self._is_more_than(other)
+
+    def __gt__(self, other: object) -> bool:
+        return self._is_more_than(other)
+
+    def __le__(self, other: object) -> bool:
+        return not self._is_more_than(other)
+
+    def _is_more_than(self, other: object) -> bool:
+        if type(other) is not int or other != 0:
+            self._refuse()
+        return True
+
+    def _number(self, *_: object) -> NoReturn:
+        self._refuse()
+
+    __hash__ = __index__ = __int__ = __float__ = __lt__ = __ge__ = __neg__ = __abs__ = __repr__ = __format__ = _number
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _number
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __divmod__ = __rdivmod__ = _number
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __rshift__ = __lshift__ = __invert__ = _number
+
+
 @contextmanager
-def numbers_told(numbers: Callable[[FakeTensor], list[int]]) -> Iterator[None]:
+def numbers_told(numbers: Callable[[FakeTensor], list[int] | list[Some]]) -> Iterator[None]:
     """While code that asks for the numbers of a tensor without value is told some."""
     listed = patch.object(FakeTensor, "tolist", lambda value: numbers(value))
     as_array = patch.object(FakeTensor, "numpy", lambda value: torch.tensor(numbers(value)).numpy())
@@ -80,7 +116,9 @@ class Parts:
         call: runs an op, and writes it down.
         nodes: what each value is written down as.
         here: the line of modelling code that runs.
+        refuse: raises what is said of code that needs numbers.
         stay: whether what is sorted stays in place.
+        skips: whether nothing is sorted, and counts say no more than that there are some.
         asked_at: the first line that asked how many rows a part has.
     """
 
@@ -90,10 +128,13 @@ class Parts:
         nodes: MutableMapping[Tensor, fx.Node],
         here: Callable[[], str],
         lists: Lists,
+        refuse: Callable[[], NoReturn],
         *,
         stay: bool,
+        skips: bool,
     ) -> None:
-        self.call, self.nodes, self.here, self.lists, self.stay = call, nodes, here, lists, stay
+        self.call, self.nodes, self.here, self.lists = call, nodes, here, lists
+        self.refuse, self.stay, self.skips = refuse, stay, skips
         self.asked_at: str | None = None
         self._asked_of_others: str | None = None
         self._counts = set[fx.Node]()
@@ -102,10 +143,10 @@ class Parts:
 
     @property
     def open_question(self) -> str | None:
-        """Where it was asked how many rows a part has of what was never sorted, nor counted."""
-        return self._asked_of_others if self._last is None else None
+        """Where it was asked how many rows a part has of what was never sorted, or of what is not counted."""
+        return (self._asked_of_others if self.skips else self.asked_at) if self._last is None else None
 
-    def numbers(self, counts: FakeTensor) -> list[int] | None:
+    def numbers(self, counts: FakeTensor) -> list[int] | list[Some] | None:
         """How many rows are said to have each key, or each key up to one; None where nothing is said."""
         self.asked_at = self.asked_at or self.here()
         if not self.stay or counts.dim() != 1:
@@ -115,6 +156,9 @@ class Parts:
             node = cast(fx.Node, node.args[0])
         if node not in self._counts:
             self._asked_of_others = self._asked_of_others or self.here()
+        if self.skips:
+            self.lists.places.add(self.here())
+            return [Some(self.refuse) for _ in range(len(counts))]
         self._kinds = len(counts)
         self.lists.places.add(self.here())
         return [_SAID * (i + 1 if does(node, Trait.RUNNING_SUM) else 1) for i in range(self._kinds)]

@@ -56,6 +56,7 @@ def record(
     generic: bool = False,
     ends: Mapping[str, int] | None = None,
     stay: bool = False,
+    skips: bool = False,
 ) -> fx.GraphModule:
     """The graph of `model(**arguments)`: placeholders are the free arguments, by name, attributes the weights, by name.
 
@@ -68,6 +69,7 @@ def record(
             is written down with the comparison.
         ends: by the name of a free argument of token ids, the one that the last of each row has, and no other.
         stay: whether what is sorted stays in place (`parted.py`): it is tried where code asks how many rows go where.
+        skips: whether such code is told no more than that there are some, which is tried where it then sorts nothing.
 
     Raises:
         Exception: whatever the forward pass raises, also where it asks for the value of what has none.
@@ -75,13 +77,15 @@ def record(
     read_families()  # imports are no part of the pass
     guessed = mixed = _MIXED.get(type(model), frozenset())
     while True:
-        recorder = Recorder(mixed, generic, ends or {}, stay=stay)
+        recorder = Recorder(mixed, generic, ends or {}, stay=stay, skips=skips)
         try:
             with left_as_found(model), _unvalidated():
                 graph = recorder.run(model, arguments, weights, free)
         except Exception as error:
             if recorder.parts.asked_at is not None and not stay:
                 return record(model, arguments, weights, free, generic=generic, ends=ends, stay=True)
+            if recorder.parts.open_question is not None and not skips:
+                return record(model, arguments, weights, free, generic=generic, ends=ends, stay=True, skips=True)
             if recorder.mixed == mixed and not guessed:
                 if recorder.lists.places:  # what is as long as a list may not go together with the rest
                     raise needs_numbers(min(recorder.lists.places)) from error
@@ -93,9 +97,9 @@ def record(
                 _MIXED[type(model)] = mixed
                 if recorder.unequal:
                     with suppress(Exception):  # whatever it raises that finds no number to choose its way by
-                        return record(model, arguments, weights, free, ends=ends, stay=stay)
+                        return record(model, arguments, weights, free, ends=ends, stay=stay, skips=skips)
                 if recorder.supposed is not None:
-                    other = Recorder(mixed, generic, ends or {}, broken=True, stay=stay)
+                    other = Recorder(mixed, generic, ends or {}, broken=True, stay=stay, skips=skips)
                     _refuse_repairs(graph, other, recorder.supposed, (model, arguments, weights, free))
                 return graph
         guessed, mixed = frozenset(), frozenset() if guessed else frozenset(recorder.mixed)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
@@ -41,7 +41,7 @@ from hf_align.tracing.listed import LISTED_AT, Lists
 from hf_align.tracing.memory import can_be_put_back, owner, remember_view, written_anew
 from hf_align.tracing.nested import leaves, mapped
 from hf_align.tracing.ops import Trait, does, made_of
-from hf_align.tracing.parted import Parts, numbers_told
+from hf_align.tracing.parted import Parts, Some, numbers_told
 from hf_align.tracing.reasons import keeps_numbers, needs_numbers
 from hf_align.tracing.results import Made, behaviour_of, blank_like, described, result_of, targets_of
 from hf_align.tracing.returned import returned
@@ -75,6 +75,7 @@ class Recorder(ProxyTorchDispatchMode):
         *,
         broken: bool = False,
         stay: bool = False,
+        skips: bool = False,
     ) -> None:
         self.writer = PythonKeyTracer()
         self.generic, self.ends, self.broken = generic, ends, broken
@@ -95,7 +96,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.drawn = Draws()
         self.made: dict[int, Made] = {}
         self.lists = Lists(self.seen, line)
-        self.parts = Parts(self.seen, self.nodes, line, self.lists, stay=stay)
+        self.parts = Parts(self.seen, self.nodes, line, self.lists, self._refuse_numbers, stay=stay, skips=skips)
         self.known, self.mixed = mixed, set(mixed)
         self.written: set[Hashable] = set()
         self.varying: set[fx.Node] = set()
@@ -222,13 +223,14 @@ class Recorder(ProxyTorchDispatchMode):
         """Whether it says which entries are no numbers."""
         return isinstance(value, FakeTensor) and does(self.nodes[value], Trait.NAN)
 
-    def _numbers(self, value: FakeTensor) -> list[int]:
+    def _numbers(self, value: FakeTensor) -> list[int] | list[Some]:
         """What code is told that asks for the numbers of something without value."""
         numbers = self.parts.numbers(value)
-        if numbers is None:
-            self.asked = needs_numbers(line())
-            raise self.asked
-        return numbers
+        return self._refuse_numbers() if numbers is None else numbers
+
+    def _refuse_numbers(self) -> NoReturn:
+        self.asked = needs_numbers(line())
+        raise self.asked
 
     def _op(self, func: Any, args: Any, kwargs: Any) -> fx.Node:
         """A new node, with the modules and the line of the modelling code that it comes from."""
