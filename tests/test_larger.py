@@ -97,7 +97,7 @@ def test_a_quarter_more_units_take_a_tenth_of_the_barrier_at_least(tmp_path: Pat
             "no weight becomes larger by max_position_embeddings",
         ),
         (["--method", "regression", "--widen", "vocab_size=14"], "vocab_size (11 and 14)"),
-        (["--method", "regression", "--widen", "num_hidden_layers=2"], "different depth"),
+        (["--method", "regression", "--widen", "num_hidden_layers=2"], "configs differ in num_hidden_layers"),
         (["--method", "linear", "--widen", "intermediate_size=9"], "--method linear takes none"),
         (["--method", "ties", "--widen", "intermediate_size=9"], "--method ties takes none"),
         (["--effort", "quick", "--widen", "intermediate_size=9"], "--method linear takes none"),

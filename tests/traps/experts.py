@@ -150,6 +150,21 @@ class Centred(Plain):
         return super().active(h - h.mean(0, keepdim=True), expert)
 
 
+class Together(Plain):
+    """What two experts have together is asked for one after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.router(x.flatten(0, -2)).topk(CHOSEN)[1]
+        self.rows = [len(torch.where(chosen == expert)[0]) for expert in range(self.experts)]
+        return super().forward(x)
+
+    def active(self, h: Tensor, expert: int) -> Tensor:
+        if self.rows[0] == 7:  # noqa: SIM102
+            if self.rows[1] == 9:
+                return folded(h)
+        return super().active(h, expert)
+
+
 class Asked(Plain):
     """Asks how many words there are, and goes on where nobody answers."""
 
@@ -342,8 +357,8 @@ class WordsTower(Tower):
         return super().forward(input_ids, **kwargs)
 
 
-KINDS = (Plain, Above, Five, FiveWide, FiveSorted, FiveSmallest, FiveLowest, FiveArgmax, FiveNearest, FiveAbove, Above5,
-         Counted, CountedFive, CountedShare, CountedFirst, CountedPair, CountedNested, CountedTable, CountedShifted,
-         CountedNone, CountedPattern, Totalled, Capacity, Centred, Asked, Loaded, Dropped, Most, Seventeen,
-         Far)  # fmt: skip
+KINDS = (Together, Plain, Above, Five, FiveWide, FiveSorted, FiveSmallest, FiveLowest, FiveArgmax, FiveNearest,
+         FiveAbove, Above5, Counted, CountedFive, CountedShare, CountedFirst, CountedPair, CountedNested, CountedTable,
+         CountedShifted, CountedNone, CountedPattern, Totalled, Capacity, Centred, Asked, Loaded, Dropped, Most,
+         Seventeen, Far)  # fmt: skip
 globals().update(towers(__name__, **{f"{kind.__name__}Experts": kind for kind in KINDS}))

@@ -54,6 +54,7 @@ TRAPS = [
     of("FiveSorted"), of("FiveSmallest"), of("FiveLowest"), of("FiveArgmax"), of("FiveNearest"), of("FiveAbove"),
     of("Above"), of("Five"), of("Capacity"), of("Centred"), of("Asked"), of("Loaded"), of("Dropped"), of("Most"),
     *(sorted_by(name, may_refuse=False) for name in ("Joined", "Added", "Split", "Summed")),
+    Trap("Together", custom(code.TogetherExperts), lengths(*[11, 12, 13]), may_refuse=True),
     Trap("Seventeen", custom(code.SeventeenExperts), lengths(*range(10, 64)), may_refuse=True),
     Trap("Flagged", custom(code.FlaggedExperts), lengths(*range(3, 16), special=True), may_refuse=True),
     Trap("Far", custom(code.FarExperts), lengths(*range(4, 44)), may_refuse=True, then=far),

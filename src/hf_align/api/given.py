@@ -179,7 +179,8 @@ def _require_readable(model: nn.Module, called: str) -> None:
             raise OptionError(f"{found} whose sizes are not known yet: call {called} once first")
         if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
             raise OptionError(f"{found}; quantised models cannot be moved")
-        if isinstance(vars(module).get("forward"), FunctionType):  # a copy of the module would go on with this one
+        copied = module.__getstate__()
+        if isinstance(copied, dict) and isinstance(copied.get("forward"), FunctionType):  # it runs this very module
             raise OptionError(f"{found} whose forward was replaced by a function; give it with its own")
 
 

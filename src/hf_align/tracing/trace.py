@@ -23,6 +23,7 @@ from transformers.exporters.utils import apply_patches, prepare_for_export
 
 from hf_align.errors import IncompatibleModels
 from hf_align.tracing.answers import ANSWER, answers_by_name, return_answers
+from hf_align.tracing.branches.taken import noted
 from hf_align.tracing.build import build_without_weights, canonical_names, inventory, quiet, trained_buffers
 from hf_align.tracing.constants import evaluate_constants, hides_all
 from hf_align.tracing.example import Example
@@ -201,16 +202,17 @@ def _by_record(model: PreTrainedModel, example: Example, *, generic: bool = Fals
     """As the forward pass runs, with all that is neither a weight nor free at its value."""
     free = {name: value for name, value in example.arguments.items() if example.is_free(name)}
     weights = set(dict(model.named_parameters())) | set(trained_buffers(model))
-    recorded = record(model, example.arguments, weights, list(free), generic=generic, ends=example.ends)
-    if any(does(n, Trait.COMPOSITE) or _writes_in_place(n) for n in recorded.graph.nodes):
-        by_name = [i for i, node in enumerate(_results(recorded.graph)) if ANSWER in node.meta]
-        prepared = with_reshapes(beside_constants(recorded, weights))
-        program = _of_export(model, torch.export.export(prepared, (), free, strict=False), example, by_name)
-    else:
-        program = _of_record(model, recorded, weights, example)
-    if example.ends:
-        hold_ends(model, program, _traced_copy)
-    return hold_lists(model, program, recorded.meta[LISTED_AT], _traced_copy)
+    with noted(model):
+        recorded = record(model, example.arguments, weights, list(free), generic=generic, ends=example.ends)
+        if any(does(n, Trait.COMPOSITE) or _writes_in_place(n) for n in recorded.graph.nodes):
+            by_name = [i for i, node in enumerate(_results(recorded.graph)) if ANSWER in node.meta]
+            prepared = with_reshapes(beside_constants(recorded, weights))
+            program = _of_export(model, torch.export.export(prepared, (), free, strict=False), example, by_name)
+        else:
+            program = _of_record(model, recorded, weights, example)
+        if example.ends:
+            hold_ends(model, program, _traced_copy)
+        return hold_lists(model, program, recorded.meta[LISTED_AT], _traced_copy)
 
 
 def _traced_copy(copy: PreTrainedModel) -> Program:

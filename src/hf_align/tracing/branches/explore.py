@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hf_align.errors import IncompatibleModels
-from hf_align.tracing.branches.rewritten import Place, Taken
+from hf_align.tracing.branches.rewritten import NOTED, Place, Taken
 from hf_align.tracing.branches.taken import Turn
 from hf_align.tracing.documented import NOT_ASKED
 from hf_align.tracing.mode import Mode
@@ -33,8 +33,6 @@ _DEEP = 6
 """Conditions that are turned in one call at most."""
 _MOST, _MOST_CONDITIONS = 500, 2000
 """Calls with turned conditions at most; as many more are made only to turn each condition once."""
-_NOTED = ("assertion", "reached")
-"""Kinds of conditions that are not turned, only noted."""
 _INSTEAD = "write the model without it, or merge with --match none"
 _NUMBER, _WORD = re.compile(r"\d+"), re.compile(r"\w+")
 _IS_TRIED = re.compile(f"{NOT_ASKED.pattern}|^input_ids$|^inputs_embeds$").search
@@ -121,7 +119,7 @@ class Conditions:
 
     def meet(self, mode: Mode, taken: Taken) -> list[Place]:
         """Note the conditions that only a call has met which does not run: another way may."""
-        first = [place for place, _ in taken if place not in self._met and place.kind not in _NOTED]
+        first = [place for place, _ in taken if place not in self._met and place.kind not in NOTED]
         for (place, site), held in taken.items():
             if place in first:
                 self._ways[place][site] |= held

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Collection, Iterator, MutableMapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from functools import cached_property
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -82,6 +82,39 @@ def branching(model: nn.Module, turns: Collection[Turn] = ()) -> Iterator[Taken]
     finally:
         for function, code in before:  # what is kept of a call may go on to ask
             function.__globals__[ASKED], function.__code__ = _plain, code
+
+
+def noted(model: nn.Module) -> AbstractContextManager[object]:
+    """`branching`, unless somebody notes the conditions of the model already."""
+    return branching(model) if _asking(model) is None else nullcontext()
+
+
+def _asking(model: nn.Module) -> _Asking | None:
+    """What the conditions of a model's own code are noted in."""
+    asked = [function.__globals__.get(ASKED) for function, _ in _functions(model)[:1]]
+    found = getattr(asked[0], "__self__", None) if asked else None
+    return found if isinstance(found, _Asking) else None
+
+
+@contextmanager
+def in_runs(model: nn.Module) -> Iterator[Taken]:
+    """While runs are made that a call is held against, in the block of its conditions.
+
+    Yields:
+        in the end, the conditions that runs alone have met; all others are noted as the call's own.
+    """
+    asking = _asking(model)
+    if asking is None:
+        yield {}
+        return
+    own, met = asking.taken, Taken()
+    asking.taken = met
+    try:
+        yield met
+    finally:
+        asking.taken, places = own, {place for place, _ in own}
+        for at in [at for at in met if at[0] in places]:
+            own[at] = own.get(at, frozenset()) | met.pop(at)
 
 
 def _plain(at: object, value: Any) -> Any:
