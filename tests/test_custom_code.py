@@ -89,8 +89,9 @@ def registered() -> Iterator[None]:
 def code_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A place of its own where transformers puts the code of models, and loads it from."""
     before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == _LOADED}
+    usual = transformers.dynamic_module_utils.HF_MODULES_CACHE
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != usual])
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
     for name in before:
         del sys.modules[name]
     yield
