@@ -4,9 +4,9 @@ Weights and inputs are random. In some runs all tokens are the same one, so that
 but a few, which then may choose an expert alone. In others the choices are made by a plan (`planned.py`), so that each
 number of rows that an expert can get is met. Where lists go by no choice of the largest, more random runs are made
 until they have had every length, or for long. A graph that lets all of them run gives what the model gives only if
-those that were not chosen change nothing. What a model's own code asks for in runs alone must
-go both ways in these. It counts as measured where each list that was written down at full length
-held some entries, but not all, in some run, and where what was taken for how many rows have each key was that in all.
+those that were not chosen change nothing. What a model's own code asks for in runs alone must go both ways in these. It
+counts as measured where each list that was written down at full length held some entries, but not all, in some run, and
+where what was taken for how many rows have each key was that in all.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from hf_align.errors import first_line
-from hf_align.tracing.branches.rewritten import of_one_way
-from hf_align.tracing.branches.taken import in_runs
+from hf_align.tracing.branches.taken import in_runs, left_open
 from hf_align.tracing.build import canonical_names, quiet, trained_buffers
 from hf_align.tracing.execute import run
 from hf_align.tracing.frames import line
@@ -160,7 +159,7 @@ def agrees_with_runs(model: PreTrainedModel, program: Program, places: Collectio
     try:
         with in_runs(model) as met:
             agree = runs.agree()
-        agree = agree and not any(of_one_way(met))
+        agree = agree and not left_open(met)
     except Exception as error:  # as many ways to fail as there are models
         logger.info("%s: no run to measure (%s)", type(model).__name__, first_line(error))
         return False

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hf_align.errors import IncompatibleModels
-from hf_align.tracing.branches.rewritten import NOTED, Place, Taken
-from hf_align.tracing.branches.taken import Turn
+from hf_align.tracing.branches.rewritten import Place, Taken
+from hf_align.tracing.branches.taken import NOTED, Turn
 from hf_align.tracing.documented import NOT_ASKED
 from hf_align.tracing.mode import Mode
 from hf_align.tracing.program import Program
@@ -141,8 +141,8 @@ class Conditions:
         """
         for place in self._of_one_way():
             ways = set[bool]().union(*self._ways[place].values())
-            if not place.is_decided_before and (place.kind not in ("loop", "count") or True not in ways):
-                raise IncompatibleModels(_untried(place))  # a loop has something to go through in each
+            if place.leaves_open(ways):
+                raise IncompatibleModels(_untried(place))
 
     def left_to_arguments(self) -> tuple[str, ...]:
         """The lines that went one way in all calls and may go the other with an argument that none of them had, but for

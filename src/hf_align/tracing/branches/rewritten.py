@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import groupby, takewhile
@@ -47,25 +46,13 @@ class Place(NamedTuple):
     kind: Kind
     is_decided_before: bool
 
+    def leaves_open(self, ways: Set[bool]) -> bool:
+        """Whether it may go another way, if it has gone these; a loop has something to go through in each."""
+        return len(ways) < 2 and not self.is_decided_before and not (self.kind in ("loop", "count") and True in ways)
+
 
 Taken = dict[tuple[Place, str], frozenset[bool]]
 """Conditions that a call has met, each with the module that asked, and whether they held."""
-
-
-NOTED = ("assertion", "reached")
-"""Kinds of conditions that are not turned, only noted."""
-
-
-def of_one_way(taken: Taken) -> list[Place]:
-    """The conditions that went one way wherever they were met, and may go the other."""
-    ways = defaultdict[Place, frozenset[bool]](frozenset)
-    for (place, _), held in taken.items():
-        ways[place] |= held
-    return [
-        place for place, held in ways.items()
-        if len(held) < 2 and place.kind not in NOTED and not place.is_decided_before
-        and not (place.kind in ("loop", "count") and True in held)  # a loop has something to go through in each
-    ]  # fmt: skip
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,7 @@ import io
 import linecache
 import sys
 import sysconfig
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from functools import cached_property
@@ -39,6 +39,8 @@ _WRITTEN = "_torchdynamo_inline"
 """Where a function that torch has compiled keeps the one that it was made from."""
 _MOST = 10_000
 """Times that one condition is met in a turned call, which may not end otherwise."""
+NOTED = ("assertion", "reached")
+"""Kinds of conditions that are not turned, only noted."""
 Functions = list[tuple[FunctionType, CodeType]]
 _FOUND: MutableMapping[nn.Module, Functions] = WeakKeyDictionary()
 """The functions of a model's own code, and what they are rewritten to."""
@@ -82,6 +84,14 @@ def branching(model: nn.Module, turns: Collection[Turn] = ()) -> Iterator[Taken]
     finally:
         for function, code in before:  # what is kept of a call may go on to ask
             function.__globals__[ASKED], function.__code__ = _plain, code
+
+
+def left_open(taken: Taken) -> bool:
+    """Whether a condition that was met may go another way than it went wherever it was met."""
+    ways = defaultdict[Place, set[bool]](set)
+    for (place, _), held in taken.items():
+        ways[place] |= held
+    return any(place.kind not in NOTED and place.leaves_open(held) for place, held in ways.items())
 
 
 def noted(model: nn.Module) -> AbstractContextManager[object]:
