@@ -126,8 +126,22 @@ TIES = {
     "merge_method": "ties", "base_model": str(LLAMA / "0"), "parameters": {"normalize": True},
 }  # fmt: skip
 
+TASKS = {
+    "slices": [{
+        "base_model": str(LLAMA / "2"),
+        "sources": [{"model": str(LLAMA / seed), "layer_range": [0, 3], "parameters": {"weight": weight}}
+                    for seed, weight in (("2", 0.2), ("1", 0.5))],
+    }],
+    "merge_method": "task_arithmetic",
+}  # fmt: skip
+"""One slice with a base model of its own, which may be another than that of the recipe."""
+READ = {
+    "linear": linear(LLAMA / "0", LLAMA / "1"), "slerp": GRADIENTS, "ties": TIES, "base": TASKS,
+    "other base": {**TASKS, "base_model": str(LLAMA / "0")},
+}  # fmt: skip
 
-@pytest.mark.parametrize("recipe", [linear(LLAMA / "0", LLAMA / "1"), GRADIENTS, TIES], ids=["linear", "slerp", "ties"])
+
+@pytest.mark.parametrize("recipe", READ.values(), ids=READ)
 def test_without_align_it_is_what_mergekit_gives(recipe: dict[str, Any], tmp_path: Path) -> None:
     assert run("mergekit", write_recipe(tmp_path / "recipe.yml", **recipe), tmp_path / "ours") == 0
     assert_same(weights(tmp_path / "ours"), by_mergekit(recipe, tmp_path / "theirs"))
@@ -177,6 +191,17 @@ def test_the_examples_of_mergekit(name: str, tmp_path: Path) -> None:
     assert run("report", tmp_path / "aligned") == 0
 
 
+def test_a_recipe_may_list_modules(tmp_path: Path) -> None:
+    """As mergekit writes them: what it makes of models, it makes of its only module."""
+    recipe = linear(LLAMA / "0", LLAMA / "1")
+    listed = {"modules": {"default": {"models": recipe.pop("models")}}, **recipe}
+    for name, align in (("plain", {}), ("aligned", {"align": True})):
+        assert run("mergekit", write_recipe(tmp_path / "r.yml", **listed, **align), tmp_path / name) == 0
+        same = linear(LLAMA / "0", LLAMA / "1") | align
+        assert run("mergekit", write_recipe(tmp_path / "r.yml", **same), tmp_path / f"{name} models") == 0
+        assert_same(weights(tmp_path / name), weights(tmp_path / f"{name} models"))
+
+
 def test_fine_tunes_of_one_base_stay_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tuned = transformers.AutoModelForCausalLM.from_pretrained(LLAMA / "0")
     with torch.no_grad():
@@ -194,7 +219,7 @@ def test_fine_tunes_of_one_base_stay_as_they_are(tmp_path: Path, capsys: pytest.
     assert Provenance.load(tmp_path / "told").strategy["match"] == "weight"
 
 
-@pytest.mark.parametrize("recipe", [linear(LLAMA / "0", LLAMA / "1"), GRADIENTS, TIES], ids=["linear", "slerp", "ties"])
+@pytest.mark.parametrize("recipe", READ.values(), ids=READ)
 def test_our_loop_reads_a_recipe_as_mergekit_does(recipe: dict[str, Any], tmp_path: Path) -> None:
     config = parse(recipe)
     names = sorted(models_of(recipe))  # the first is the reference
@@ -321,12 +346,15 @@ def test_architectures_that_mergekit_does_not_give_whole(
         assert_same(weights(tmp_path / "out"), {n: (first[n] + second[n]) / 2 for n in first}, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("asked", [{"tokenizer_source": "union"}, {"chat_template": "chatml"}])
+@pytest.mark.parametrize("asked", [{"tokenizer_source": "union"}, {"chat_template": "chatml"}, {"modules": {}}])
 def test_what_only_mergekit_itself_does_is_refused_where_it_gives_no_whole_model(
     asked: dict[str, Any], tmp_path: Path, random_pairs: Callable[..., list[Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = random_pairs(transformers.BertForMaskedLM, tiny_bert())
-    recipe = write_recipe(tmp_path / "r.yml", **linear(a, b), **asked)
+    plain = linear(a, b)
+    if "modules" in asked:
+        asked = {"modules": {"default": {"models": plain.pop("models")}}}
+    recipe = write_recipe(tmp_path / "r.yml", **plain, **asked)
     capsys.readouterr()
     assert f"asks for {next(iter(asked))}, which only mergekit itself does" in refused(recipe, tmp_path / "out", capsys)
 

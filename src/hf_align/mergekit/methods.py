@@ -54,13 +54,13 @@ class Loop:
     entries: Callable[[Basis], Entries]
 
 
-def require_tokenizer_of_one(config: Any) -> None:
+def require_done_here(config: Any) -> None:
     """
     Raises:
         HfAlignError: the recipe asks for a tokenizer or a chat template of the result, which only mergekit makes,
-            together with the rows of the tokens.
+            together with the rows of the tokens; or it lists modules, which only mergekit knows.
     """
-    asked = {name: getattr(config, name) for name in ("tokenizer_source", "tokenizer", "chat_template")}
+    asked = {name: getattr(config, name) for name in ("modules", "tokenizer_source", "tokenizer", "chat_template")}
     if made := [name for name, value in asked.items() if value is not None and value != "base"]:
         raise HfAlignError(
             f"the recipe asks for {made[0]}, which only mergekit itself does, and it does not merge this model whole"
@@ -79,7 +79,8 @@ def merge_here(config: Any, pair: Pair, options: Options, seed: int = 0) -> Loop
     """
     names = names_of(pair)
     require_bound(config, names)
-    settings = Settings.of_models(config, config.models or whole_slice(config, names) or ())
+    settings = Settings.of_whole(config, names)
+    assert settings is not None, "slices that are stacked"
 
     def entries(moved: Basis) -> Entries:
         weights = moved.by_name
@@ -135,9 +136,10 @@ def require_bound(config: Any, names: Mapping[str, str]) -> None:
     Raises:
         HfAlignError: they do not fit; layers that are not there.
     """
-    sources = config.models or whole_slice(config, names)
-    if sources is not None:
-        settings = Settings.of_models(config, sources)
+    if config.modules:  # mergekit's own, which knows what they are
+        return
+    settings = Settings.of_whole(config, names)
+    if settings is not None:
         with fitting():
             settings.require_models(config)
             for name in names.values():
@@ -183,16 +185,19 @@ class Settings:
     of: Callable[..., dict[str, Any]]
 
     @classmethod
-    def of_models(cls, config: Any, given: Sequence[Any]) -> Settings:
-        """Of models, or of the sources of a slice; the base model joins them."""
-        entries = list(given)
+    def of_whole(cls, config: Any, names: Iterable[str]) -> Settings | None:
+        """Of whole models, which the base model joins, or of an only slice that is all layers; None where slices are
+        stacked."""
+        if not config.models:
+            return cls.of_part(config, config.slices[0]) if is_whole(config.slices, names) else None
+        entries = list(config.models)
         if config.base_model and all(entry.model != config.base_model for entry in entries):
             entries.append(SimpleNamespace(model=config.base_model, parameters=None))
-        return cls.of_slice(config, entries, config.slices[0].parameters if config.slices else None, config.base_model)
+        return cls.of_slice(config, entries, None, config.base_model)
 
     @classmethod
     def of_part(cls, config: Any, part: Any) -> Settings:
-        """Of one of the slices that are stacked."""
+        """Of one slice."""
         return cls.of_slice(config, part.sources, part.parameters, part.base_model or config.base_model)
 
     def require_models(self, config: Any) -> None:
@@ -244,13 +249,10 @@ def _in_bounds(parameters: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def whole_slice(config: Any, names: Iterable[str]) -> list[Any] | None:
-    """The sources of a recipe whose only slice is all layers; None of one that cuts and stacks them."""
+def is_whole(slices: Sequence[Any], names: Iterable[str]) -> bool:
+    """Whether there is one slice, of all layers."""
     layers = max((len(family) for family in layers_of(names).values()), default=0)
-    slices = config.slices or []
-    if len(slices) != 1 or any(tuple(source.layer_range) != (0, layers) for source in slices[0].sources):
-        return None
-    return list(slices[0].sources)
+    return len(slices) == 1 and all(tuple(source.layer_range) == (0, layers) for source in slices[0].sources)
 
 
 def least_bytes(recipe: Mapping[str, Any], source: Source) -> int:

@@ -35,12 +35,12 @@ from hf_align.mergekit.folders import run_script, write_inputs
 from hf_align.mergekit.loaders import is_planned, run_mergekit
 from hf_align.mergekit.methods import (
     Loop,
+    is_whole,
     least_bytes,
     merge_here,
     names_of,
     require_bound,
-    require_tokenizer_of_one,
-    whole_slice,
+    require_done_here,
 )
 from hf_align.mergekit.own import is_own, own_job
 from hf_align.mergekit.slices import stack_here
@@ -178,7 +178,7 @@ class _Recipe(Job[_Making]):
 
     def _require_stackable(self) -> None:
         """See that slices can be stacked here, if mergekit has no plan for them."""
-        if self.models is None or not self.recipe.get("slices"):
+        if self.models is None or not (self.recipe.get("slices") or self.recipe.get("modules")):
             return
         if not is_planned(self.recipe, Basis(self.models), self.flags, self.options.trust_remote_code):
             self.loop(self.models.first)
@@ -276,11 +276,11 @@ class _Recipe(Job[_Making]):
     def loop(self, pair: Pair) -> Loop:
         """Our own, as the recipe says."""
         config, seed = parse(self.recipe), self.flags.random_seed
-        require_tokenizer_of_one(config)
+        require_done_here(config)
         dtype = dtype_of(config, "out_dtype", "dtype")
         named = None if dtype is None else checked("dtype", str(dtype).removeprefix("torch."), Dtype)
         options = replace(self.options, dtype=named)
-        if config.slices and whole_slice(config, pair.spec.parameters) is None:
+        if config.slices and not is_whole(config.slices, pair.spec.parameters):
             return stack_here(config, pair, options, seed)
         return merge_here(config, pair, options, seed)
 
