@@ -80,7 +80,7 @@ def test_a_run_that_is_complete_has_nothing_to_do(
     (out / "report.html").write_text("")
     assert run(*arguments) == 0 and "already complete" in capsys.readouterr().out
     (out / "config.json").unlink()
-    assert run(*arguments) == 2 and "is not empty" in capsys.readouterr().err
+    assert run(*arguments) == 2 and "is this result without its config.json; choose" in capsys.readouterr().err
 
 
 def written(folder: Path) -> dict[str, int]:

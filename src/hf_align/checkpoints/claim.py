@@ -84,11 +84,14 @@ class Claim:
     @property
     def is_complete(self) -> bool:
         """Whether the folder holds the whole result of a run with the same record, so that nothing is left to do."""
+        return not self.overwrite and self._lost == []
+
+    @property
+    def _lost(self) -> list[str] | None:
+        """Files of the result of such a run that are gone or of another size; None where it is no such result."""
         noted = _parsed(self.folder / COMPLETE)
-        if self.overwrite or noted.get("made_from") != self._digest:
-            return False
-        files = _sizes(noted)
-        return all(_has_size(self.folder / name, size) for name, size in files.items())
+        files = _sizes(noted) if noted.get("made_from") == self._digest else None
+        return None if files is None else [n for n, size in files.items() if not _has_size(self.folder / n, size)]
 
     @property
     def _asked(self) -> list[list[str]]:
@@ -165,7 +168,8 @@ class Claim:
                     f"({other[0] if other else 'the order'} differs)"
                 )
             if any(path != self.work for path in self.folder.iterdir()):
-                raise OutputError(f"{self.folder} is not empty; choose another -o, or --overwrite")
+                state = f"is this result without its {lost[0]}" if (lost := self._lost) else "is not empty"
+                raise OutputError(f"{self.folder} {state}; choose another -o, or --overwrite")
         ours, result = self.ours, self.folder / "hf-align"
         present = {path for pattern in _OF_A_MODEL for path in self.folder.glob(pattern)}
         foreign = sorted(p for p in present if p.relative_to(self.folder).as_posix() not in ours and p != result)
@@ -183,7 +187,7 @@ class Claim:
     def missing(self, plan: ShardPlan) -> list[Shard]:
         """The shards that are still to be written."""
         resumes = self.resumes
-        return [s for s in plan.shards if not (resumes and _is_complete(self.folder / s.file, s))]
+        return [s for s in plan.shards if not (resumes and s.is_in(self.folder))]
 
     def require_room(self, plan: ShardPlan) -> None:
         """Refuse, before anything is computed, a disk that the missing shards do not fit on.
@@ -380,14 +384,6 @@ def _is_file(path: Path) -> bool:
 
 def _has_size(path: Path, size: int) -> bool:
     return _is_file(path) and path.stat().st_size == size
-
-
-def _is_complete(path: Path, shard: Shard) -> bool:
-    """Renamed into place, so written whole; the header shows that it belongs to this plan."""
-    if not _has_size(path, shard.file_size):
-        return False
-    with path.open("rb") as file:
-        return file.read(len(shard.header)) == shard.header
 
 
 def sync(path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,6 +46,14 @@ class Shard:
     def file_size(self) -> int:
         """Bytes of the file, its header included."""
         return len(self.header) + self.nbytes
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether it is written: renamed into place, so whole; the header shows that it belongs to this plan."""
+        path = folder / self.file
+        if path.is_symlink() or not path.is_file() or path.stat().st_size != self.file_size:
+            return False
+        with path.open("rb") as file:
+            return file.read(len(self.header)) == self.header
 
 
 @dataclass(frozen=True)

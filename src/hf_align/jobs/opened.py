@@ -71,7 +71,8 @@ class Opened:
         opened = cls(pairs, options, tuple(named), jointly)
         for ref, unused in {model.ref: model.names.unused for model in opened.models}.items():
             if unused:
-                say(f"warning: {len(unused)} tensors of {ref} have no place in its architecture ({unused[0]})")
+                shown = unused[0] + (", …" if len(unused) > 1 else "")
+                say(f"warning: {len(unused)} tensors of {ref} have no place in its architecture ({shown})")
         if len(pairs) > 1 or not jointly:
             for pair in pairs:
                 pair.require_one_size()
