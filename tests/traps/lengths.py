@@ -63,6 +63,44 @@ class LateMask(MLP):
         return functional.silu(h).masked_fill(off, 0.0)
 
 
+def bent_from(h: Tensor, place: int) -> Tensor:
+    """Units are linear up to a place, and bent from there on; no branch says so."""
+    return torch.cat([h[:, :place], h[:, place:].tanh()], 1)
+
+
+class CutAtLimit(MLP):
+    def activate(self, h: Tensor) -> Tensor:
+        return bent_from(h, self.config.limit)
+
+
+class CutAtTwice(MLP):
+    """A place that stands nowhere."""
+
+    def activate(self, h: Tensor) -> Tensor:
+        return bent_from(h, 2 * self.config.limit)
+
+
+class CutAtNumber(MLP):
+    def activate(self, h: Tensor) -> Tensor:
+        return bent_from(h, 700)
+
+
+class CutAtSize(MLP):
+    """As far as a table reaches."""
+
+    def __init__(self, config: Any, index: int) -> None:
+        super().__init__(config, index)
+        self.table = nn.Parameter(torch.ones(config.limit, 1))
+
+    def activate(self, h: Tensor) -> Tensor:
+        return bent_from(h, len(self.table)) * self.table.mean()
+
+
+class PowerOfLength(MLP):
+    def activate(self, h: Tensor) -> Tensor:
+        return h ** (1 + h.shape[1] // self.config.limit)
+
+
 class Chunked(MLP):
     """Pairs of chunks of eight: what is left over goes another way."""
 
@@ -176,5 +214,6 @@ globals().update(towers(
     __name__, AboveTower=Above, BelowTower=Below, EvenTower=Even, SingleTower=Single, LateTermTower=LateTerm,
     LateFactorTower=LateFactor, LateMaskTower=LateMask, ChunkedTower=Chunked, WindowTower=Window, ScaledTower=Scaled,
     StretchedTower=Stretched, StartsLateTower=StartsLate, FlipsTower=Flips, BucketsTower=Buckets,
-    DilatedTower=Dilated, DelayedTower=Delayed,
+    DilatedTower=Dilated, DelayedTower=Delayed, CutAtLimitTower=CutAtLimit, CutAtTwiceTower=CutAtTwice,
+    CutAtNumberTower=CutAtNumber, CutAtSizeTower=CutAtSize, PowerOfLengthTower=PowerOfLength,
 ))  # fmt: skip

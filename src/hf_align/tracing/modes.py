@@ -27,23 +27,21 @@ from hf_align.tracing.branches.rewritten import Taken
 from hf_align.tracing.branches.taken import branching, brought, refuses
 from hf_align.tracing.build import inventory
 from hf_align.tracing.example import Example
-from hf_align.tracing.fields import parts
 from hf_align.tracing.given import GivenCall
 from hf_align.tracing.held import require_lists_held
 from hf_align.tracing.join import join
 from hf_align.tracing.lookups import looks_outside
 from hf_align.tracing.mode import Mode, NothingNew, at_its_length, at_length, extent, with_fewer_tokens
 from hf_align.tracing.modules import ModuleModel
-from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import Trait, does
-from hf_align.tracing.own_code import code_of
 from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import is_about_numbers, reason
-from hf_align.tracing.resized import LEAST, LONGEST, numbers_in_code, spread
+from hf_align.tracing.resized import LEAST, LONGEST, spread
 from hf_align.tracing.small.asked_copy import SmallCopy, small_copy
 from hf_align.tracing.small.loaded_copy import require_as_stored
 from hf_align.tracing.small.turned_copy import answers_turned, is_changed
 from hf_align.tracing.steps import stepped
+from hf_align.tracing.thresholds import extents_beyond, numbers_of_own_code
 from hf_align.tracing.trace import export_call, trace_call, trace_first_call, trace_module
 from hf_align.tracing.ways import owners_of, positions, together, try_parts, try_together, try_ways
 
@@ -52,10 +50,6 @@ _LENGTH = 12
 """Of the first call. Every call is tried with one token less, too: code may look at whether there is an even number."""
 _FEW = 4
 """Tokens of a short call."""
-_LENGTHS = 5
-"""Longer texts that are traced at most."""
-_ROWS = (1, 3, 2)
-"""Texts at once at other lengths, in turn."""
 _EXACT = 8
 """Texts that are as long as a number in a model's own code says, at most."""
 _MANY = (12, 24)
@@ -294,7 +288,7 @@ def _unusual(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
     """Many texts of many tokens, for some code runs with no fewer; one token, which stands alone; and a text as long as
     each number in the code says, for some runs with no other."""
     room = min(positions(model.config) or LONGEST, LONGEST)
-    numbers = {n for code in code_of(model) for n in leaves(code.co_consts) if type(n) is int and LEAST <= n <= room}
+    numbers = {n for n in numbers_of_own_code(model) if LEAST <= n <= room}
     lengths = (1, *spread(sorted(numbers - {extent(base)[1]}), _EXACT))
     extents = [(_MANY[0], min(_MANY[1], room)), *((1, length) for length in lengths)]
     for rows, length in extents if base.tokens else ():
@@ -340,33 +334,9 @@ def _reads(program: Program) -> set[tuple[str, bool]]:
 
 
 def _longer(model: PreTrainedModel, program: Program) -> Iterator[Mode]:
-    """A call's arguments with more tokens, beyond each number that the code may compare with how many there are; by two
-    tokens, so that one less is beyond it, too."""
-    if not (base := program.example).tokens:
-        return
-    room = positions(model.config) or LONGEST
-    lengths = [extent(base)[1]]
-    for threshold in sorted(numbers_in_code(model) | _windows(model, program)):
-        beyond = min(threshold + 2, room, LONGEST)
-        if lengths[-1] <= threshold + 1 and beyond > threshold:
-            lengths.append(beyond)
-    for i, length in enumerate(spread(lengths[1:], _LENGTHS)):
-        example = at_length(base, length, _ROWS[i % len(_ROWS)])
+    """A call's arguments with more tokens."""
+    base = program.example
+    for rows, length in extents_beyond(model, program) if base.tokens else ():
+        example = at_length(base, length, rows)
         if example is not None:
             yield at_its_length(Mode(example.said, example))
-
-
-def _windows(model: PreTrainedModel, program: Program) -> set[int]:
-    """Small numbers in a config that may limit how far a position sees: any, where no matrix that is read has it."""
-    sizes = {size for name in program.opened for size in program.shapes[name]}
-    found = {n for part in parts(model.config) for value in vars(part).values() for n in _whole_numbers(value)}
-    return {n for n in found - sizes if LEAST <= n <= LONGEST}
-
-
-def _whole_numbers(value: Any) -> Iterator[int]:
-    """In a field of a config, also in lists and mappings."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        yield value
-    elif isinstance(value, (list, tuple, Mapping)):
-        for entry in value.values() if isinstance(value, Mapping) else value:
-            yield from _whole_numbers(entry)

@@ -48,24 +48,24 @@ def resized(example: Example, axes: Sequence[tuple[str, int]], size: int) -> Exa
     return replace(example, arguments=arguments)
 
 
-def numbers_in_code(model: nn.Module) -> set[int]:
+def numbers_in_code(model: nn.Module, most: int = LONGEST) -> set[int]:
     """Numbers that the `forward` of any module mentions, or its class: a length may be compared with them."""
     found = set[object]()
     for kind in kinds_of(model):
         code = getattr(inspect.unwrap(kind.forward), "__code__", None)
         found.update(() if code is None else constants_of(code))
         found.update(value for base in kind.__mro__ for value in vars(base).values() if type(value) is int)
-    return {v for v in found if type(v) is int and LEAST <= v <= LONGEST}
+    return {v for v in found if type(v) is int and LEAST <= v <= most}
 
 
-def numbers_noted(model: nn.Module) -> set[int]:
+def numbers_noted(model: nn.Module, most: int = LONGEST) -> set[int]:
     """Small numbers that modules note of themselves: windows and lengths; those of the library are sizes."""
     own = [m for m in model.modules() if not type(m).__module__.startswith("torch.")]
     noted = (leaf for module in own for leaf in tree_leaves(list(vars(module).values())))
     plain = (v.item() if isinstance(v, Tensor) and not v.dim() and not v.is_meta else v for v in noted)
     found = {v for v in plain if isinstance(v, int) and not isinstance(v, bool)}
     sizes = {size for p in model.parameters() for size in p.shape}
-    return {n for n in found - sizes if LEAST <= n <= LONGEST}
+    return {n for n in found - sizes if LEAST <= n <= most}
 
 
 def strides_of(model: nn.Module) -> list[int]:

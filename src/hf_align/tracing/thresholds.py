@@ -1,0 +1,107 @@
+"""Lengths of texts beyond which a model may do something else: numbers that its code may compare a length with, or cut
+a text at."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import cycle
+from typing import Any
+
+from torch import fx
+from transformers import PreTrainedModel
+
+from hf_align.errors import IncompatibleModels
+from hf_align.tracing.arguments import Arguments
+from hf_align.tracing.branches.taken import brought
+from hf_align.tracing.fields import parts
+from hf_align.tracing.mode import extent
+from hf_align.tracing.nested import leaves
+from hf_align.tracing.ops import Trait, does
+from hf_align.tracing.own_code import code_of, files_of
+from hf_align.tracing.program import Program, evidence
+from hf_align.tracing.resized import LEAST, LONGEST, numbers_in_code, numbers_noted, spread
+from hf_align.tracing.ways import positions
+
+_FARTHEST = 4098
+"""Positions up to which code is traced that a model brings along, where it has a number as large: two beyond 4096.
+What turns by position is looked at in every place, so that twice as many take twice the time and memory, 4 GiB here."""
+_LENGTHS = 5
+"""Longer texts that are traced at most."""
+_FAR = 2
+"""Texts beyond `LONGEST` that are traced at most."""
+_ROWS = (1, 3, 2)
+"""Texts at once, in turn."""
+
+
+def extents_beyond(model: PreTrainedModel, program: Program) -> list[tuple[int, int]]:
+    """Texts, and tokens of each, beyond each number that may count for a length; by two tokens, so that one less is
+    beyond it, too.
+
+    Args:
+        program: of the first call, whose texts are shorter.
+
+    Raises:
+        IncompatibleModels: code that the model brings along cuts texts where none are so long that are traced.
+    """
+    is_own = bool(brought(model))
+    most = _FARTHEST if is_own else LONGEST
+    room = positions(model.config) or most
+    numbers = numbers_in_code(model, most) | _windows(model, program, most)
+    if is_own:
+        _require_within(most, room, program)
+        numbers |= _at_hand(model, program)
+    lengths = [extent(program.example)[1]]
+    for threshold in sorted(n for n in numbers if n >= LEAST):
+        beyond = min(threshold + 2, room, most)
+        if lengths[-1] <= threshold + 1 and beyond > threshold:
+            lengths.append(beyond)
+    near = spread([length for length in lengths[1:] if length <= LONGEST], _LENGTHS)
+    far = spread([length for length in lengths[1:] if length > LONGEST], _FAR)
+    return [*zip(cycle(_ROWS), near, strict=False), *((1, length) for length in far)]
+
+
+def numbers_of_own_code(model: PreTrainedModel) -> set[int]:
+    """Whole numbers in the code that a model brings along."""
+    return {n for code in code_of(model) for n in leaves(code.co_consts) if type(n) is int}
+
+
+def _at_hand(model: PreTrainedModel, program: Program) -> set[int]:
+    """Numbers in the code that a model brings along, in its modules, and where the first call cuts a text that is not
+    as long."""
+    beside = {n for name in files_of(model) for n in vars(sys.modules[name]).values() if type(n) is int}
+    cuts = {place for place, _ in _cuts(program)}
+    return numbers_of_own_code(model) | beside | numbers_noted(model, _FARTHEST) | cuts
+
+
+def _require_within(most: int, room: int, program: Program) -> None:
+    """See that texts are cut where some reach that are traced, if any reach it."""
+    for place, node in _cuts(program):
+        if most < place + 2 <= room:
+            raise IncompatibleModels(f"{evidence(node, '').line} cuts texts at {place} tokens; those that are traced "
+                                     f"have {most} at most: merge with --match none")  # fmt: skip
+
+
+def _cuts(program: Program) -> Iterator[tuple[int, fx.Node]]:
+    """Where an axis is cut that ends before, and by which node."""
+    for node in program.graph.nodes:
+        if does(node, Trait.CUTS) and "start" in (arguments := Arguments(node)).names:
+            start, size = arguments.ask("start", 0), node.args[0].meta["val"].shape[arguments.ask("dim", 0)]
+            if isinstance(start, int) and start > size:
+                yield start, node
+
+
+def _windows(model: PreTrainedModel, program: Program, most: int) -> set[int]:
+    """Small numbers in a config that may limit how far a position sees: any, where no matrix that is read has it."""
+    sizes = {size for name in program.opened for size in program.shapes[name]}
+    found = {n for part in parts(model.config) for value in vars(part).values() for n in _whole_numbers(value)}
+    return {n for n in found - sizes if n <= most}
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    """In a field of a config, also in lists and mappings."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield value
+    elif isinstance(value, (list, tuple, Mapping)):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from _whole_numbers(entry)
