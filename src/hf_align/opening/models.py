@@ -206,7 +206,7 @@ def _require_tied(ref: str, checkpoint: Checkpoint, names: Names, ties: Mapping[
         if not torch.equal(first.load(read)[kept], second.load(read)[name]):
             raise CheckpointError(
                 f"{ref} holds {name} as {first.sources[0]} and as {second.sources[0]}, and they differ; "
-                "if they are not tied, set tie_word_embeddings to false in its config.json, as far as its class heeds it"
+                "if they are not tied, set tie_word_embeddings to false in its config.json, if its class heeds that"
             )
 
 

@@ -32,8 +32,6 @@ _REACH = 6
 """Steps to look back from where a rotation surely starts."""
 _LARGE = 2**20
 """Entries from which on a weight is no coefficient of a rotation."""
-_PLACES = 64
-"""Matrices to look at in each row of positions far apart."""
 
 
 class _Known(Mapping[fx.Node, Any]):
@@ -263,7 +261,7 @@ def _read_off(places: Places) -> tuple[Rotations, tuple[int, ...]] | None:
     here = here[(here - unchanged).abs().amax((-1, -2)).argsort()]
     if Rotations.from_maps(here) is None:
         return None
-    far = [back @ turned[_spread(len(turned))] for turned in places.far()]
+    far = [back @ turned for turned in places.far()]
     plain = len(distinct) == 1 and reordering(distinct.abs()) is not None  # signs and places, as at the origin of one
     if plain and all(torch.equal(turned, here.expand_as(turned)) for turned in far):
         return None
@@ -272,11 +270,6 @@ def _read_off(places: Places) -> tuple[Rotations, tuple[int, ...]] | None:
     if rotations is None:
         return None
     return rotations, () if order == tuple(range(size)) else order
-
-
-def _spread(count: int) -> Tensor:
-    """Some of so many places."""
-    return torch.linspace(0, count - 1, min(count, _PLACES)).long()
 
 
 def _in_doubt(maps: Tensor, back: Tensor, places: Places) -> Tensor:
