@@ -129,3 +129,14 @@ def test_what_surrounds_a_call_makes_no_difference() -> None:
     before, data = torch.get_rng_state(), DataLoader([{"input_ids": torch.arange(5)}] * 4, batch_size=2, shuffle=True)
     hf_align.evaluate(a, b, data, points=3)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_module_in_two_places_becomes_two() -> None:
+    """Two layers of a live model may be one module; once moved, each is in a basis of its own."""
+    a, b = (built(tiny_gpt2(n_layer=2), seed).double() for seed in (0, 1))
+    b.transformer.h[1].mlp = b.transformer.h[0].mlp
+    ids = torch.arange(7)[None]
+    for moved in ((alignment := hf_align.align(b, to=a)).apply(b), alignment.inverse().apply(alignment.apply(b))):
+        assert moved.transformer.h[1].mlp is not moved.transformer.h[0].mlp
+        torch.testing.assert_close(moved(ids).logits, b(ids).logits)
+    assert b.transformer.h[1].mlp is b.transformer.h[0].mlp

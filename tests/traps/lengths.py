@@ -101,6 +101,13 @@ class PowerOfLength(MLP):
         return h ** (1 + h.shape[1] // self.config.limit)
 
 
+class PowerOfRoot(MLP):
+    """By a number that stands nowhere, of a length that is no size any more."""
+
+    def activate(self, h: Tensor) -> Tensor:
+        return h ** (1 + int(h.shape[1] ** 0.5) // 50)
+
+
 class Chunked(MLP):
     """Pairs of chunks of eight: what is left over goes another way."""
 
@@ -216,4 +223,5 @@ globals().update(towers(
     StretchedTower=Stretched, StartsLateTower=StartsLate, FlipsTower=Flips, BucketsTower=Buckets,
     DilatedTower=Dilated, DelayedTower=Delayed, CutAtLimitTower=CutAtLimit, CutAtTwiceTower=CutAtTwice,
     CutAtNumberTower=CutAtNumber, CutAtSizeTower=CutAtSize, PowerOfLengthTower=PowerOfLength,
+    PowerOfRootTower=PowerOfRoot,
 ))  # fmt: skip

@@ -48,6 +48,7 @@ FAR = [
     of("CutAtNumber", lengths(7, 698, 705), max_position_embeddings=2048),
     of("CutAtSize", lengths(7, 2498, 2505), limit=2500, max_position_embeddings=8192),
     of("PowerOfLength", lengths(7, 2498, 2505), limit=2500, max_position_embeddings=8192),
+    of("PowerOfRoot", lengths(7, 2498, 2505), max_position_embeddings=8192),
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeVar, cast
@@ -244,6 +244,7 @@ def _live(model: nn.Module, weights: Mapping[str, Tensor], config: PretrainedCon
         cast(Any, made).config.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
         if not trust_what_ran(config, type(model)):
             vars(made.config).pop("auto_map", None)
+    _part_modules(made, spec.parameters)
     filled = set[int]()
     for name in spec.parameters:
         module, key = made.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
@@ -256,6 +257,17 @@ def _live(model: nn.Module, weights: Mapping[str, Tensor], config: PretrainedCon
         shared = made.get_parameter(name)
         made.get_submodule(alias.rpartition(".")[0])._parameters[alias.rpartition(".")[2]] = shared
     return made
+
+
+def _part_modules(model: nn.Module, names: Container[str]) -> None:
+    """Give each place of a model a module of its own, where one at several places holds weights that are several."""
+    seen = set[int]()
+    for path in [path for path, _ in model.named_modules(remove_duplicate=False)]:
+        module = model.get_submodule(path)
+        if id(module) in seen and any(f"{path}.{name}" in names for name, _ in module.named_parameters()):
+            home, _, key = path.rpartition(".")
+            module = model.get_submodule(home)._modules[key] = copy.deepcopy(module)
+        seen.add(id(module))
 
 
 def _require_as_configured(model: PreTrainedModel, given: Given) -> None:

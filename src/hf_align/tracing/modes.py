@@ -125,6 +125,8 @@ def find_modes(
             untraced[mode.asks] = program
         if isinstance(program, Exception):
             return program
+        if base.example.tokens and mode.extent[1] > LONGEST and run_alike(program, base):
+            return NothingNew()  # what constants hold of so many positions is computed (`farther.py`)
         if mode.asks and any(turn_alike(program, known) for _, known in found[1:]):
             return NothingNew()  # the same ops with another mask, or other positions
         if is_part_of(program, base):

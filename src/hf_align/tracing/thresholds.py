@@ -24,8 +24,8 @@ from hf_align.tracing.resized import LEAST, LONGEST, numbers_in_code, numbers_no
 from hf_align.tracing.ways import positions
 
 _FARTHEST = 4098
-"""Positions up to which code is traced that a model brings along, where it has a number as large: two beyond 4096.
-What turns by position is looked at in every place, so that twice as many take twice the time and memory, 4 GiB here."""
+"""Positions up to which code is traced that a model brings along: two beyond 4096. Where something else is done there,
+what turns by position is looked at in every place, which takes gigabytes."""
 _LENGTHS = 5
 """Longer texts that are traced at most."""
 _FAR = 2
@@ -36,7 +36,7 @@ _ROWS = (1, 3, 2)
 
 def extents_beyond(model: PreTrainedModel, program: Program) -> list[tuple[int, int]]:
     """Texts, and tokens of each, beyond each number that may count for a length; by two tokens, so that one less is
-    beyond it, too.
+    beyond it, too. Code that a model brings along may compute such numbers, so that it is also given the longest text.
 
     Args:
         program: of the first call, whose texts are shorter.
@@ -56,6 +56,8 @@ def extents_beyond(model: PreTrainedModel, program: Program) -> list[tuple[int, 
         beyond = min(threshold + 2, room, most)
         if lengths[-1] <= threshold + 1 and beyond > threshold:
             lengths.append(beyond)
+    if is_own and lengths[-1] < min(room, most):
+        lengths.append(min(room, most))
     near = spread([length for length in lengths[1:] if length <= LONGEST], _LENGTHS)
     far = spread([length for length in lengths[1:] if length > LONGEST], _FAR)
     return [*zip(cycle(_ROWS), near, strict=False), *((1, length) for length in far)]
@@ -85,10 +87,12 @@ def _require_within(most: int, room: int, program: Program) -> None:
 def _cuts(program: Program) -> Iterator[tuple[int, fx.Node]]:
     """Where an axis is cut that ends before, and by which node."""
     for node in program.graph.nodes:
-        if does(node, Trait.CUTS) and "start" in (arguments := Arguments(node)).names:
-            start, size = arguments.ask("start", 0), node.args[0].meta["val"].shape[arguments.ask("dim", 0)]
-            if isinstance(start, int) and start > size:
-                yield start, node
+        if does(node, Trait.CUTS):
+            arguments = Arguments(node)
+            place = arguments.ask("start", arguments.ask("split_size", None))
+            size = node.args[0].meta["val"].shape[arguments.ask("dim", 0)]
+            if isinstance(place, int) and place > size:
+                yield place, node
 
 
 def _windows(model: PreTrainedModel, program: Program, most: int) -> set[int]:
