@@ -108,6 +108,15 @@ class PowerOfRoot(MLP):
         return h ** (1 + int(h.shape[1] ** 0.5) // 50)
 
 
+class RolledFrom(MLP):
+    """A table of whole numbers says from which place on units are rolled."""
+
+    def activate(self, h: Tensor) -> Tensor:
+        limit, places = self.config.limit, torch.arange(h.shape[1])
+        which = torch.tensor([0] * limit + [1] * limit)[: h.shape[1]]
+        return torch.stack([h, h.roll(1, -1)])[which, :, places].transpose(0, 1)
+
+
 class Chunked(MLP):
     """Pairs of chunks of eight: what is left over goes another way."""
 
@@ -223,5 +232,5 @@ globals().update(towers(
     StretchedTower=Stretched, StartsLateTower=StartsLate, FlipsTower=Flips, BucketsTower=Buckets,
     DilatedTower=Dilated, DelayedTower=Delayed, CutAtLimitTower=CutAtLimit, CutAtTwiceTower=CutAtTwice,
     CutAtNumberTower=CutAtNumber, CutAtSizeTower=CutAtSize, PowerOfLengthTower=PowerOfLength,
-    PowerOfRootTower=PowerOfRoot,
+    PowerOfRootTower=PowerOfRoot, RolledFromTower=RolledFrom,
 ))  # fmt: skip

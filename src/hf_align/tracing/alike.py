@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from hf_align.tracing.nested import leaves, nesting
@@ -43,6 +44,29 @@ def run_alike(one: Program, other: Program) -> bool:
     """Whether two calls run the same ops, with any constants of the same kinds."""
     pairs = _constants_of_alike(one, other)
     return pairs is not None and all(_of_one_kind(x, y) for x, y in pairs)
+
+
+def goes_on_alike(short: Program, long: Program) -> bool:
+    """Whether a call runs the ops of a shorter one, with constants that go on as they began: they have the same few
+    numbers, or ever more of them, as positions have."""
+    pairs = _constants_of_alike(short, long)
+    if pairs is None or not all(_of_one_kind(x, y) for x, y in pairs):
+        return False
+    return all(_goes_on(x, y) for x, y in {(id(x), id(y)): (x, y) for x, y in pairs}.values())
+
+
+def _goes_on(short: Any, long: Any) -> bool:
+    if not isinstance(short, Tensor):
+        return True
+    before, after = _numbers(short), _numbers(long)
+    return len(before) > 1 if len(after) > short.numel() else torch.equal(before, after)
+
+
+def _numbers(value: Tensor) -> Tensor:
+    """All that occur in it, in order."""
+    if value.dtype == torch.bool:  # of masks with millions of entries none needs sorting
+        return torch.tensor([truth for truth in (False, True) if bool((value == truth).any())])
+    return value.unique()
 
 
 def turn_alike(one: Program, other: Program) -> bool:

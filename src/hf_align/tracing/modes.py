@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
-from hf_align.tracing.alike import is_part_of, run_alike, turn_alike
+from hf_align.tracing.alike import goes_on_alike, is_part_of, run_alike, turn_alike
 from hf_align.tracing.amounts import note_cuts_by_arguments
 from hf_align.tracing.asked import with_losses
 from hf_align.tracing.branches.compiled import require_one_way
@@ -125,8 +125,8 @@ def find_modes(
             untraced[mode.asks] = program
         if isinstance(program, Exception):
             return program
-        if base.example.tokens and mode.extent[1] > LONGEST and run_alike(program, base):
-            return NothingNew()  # what constants hold of so many positions is computed (`farther.py`)
+        if base.example.tokens and mode.extent[1] > LONGEST and goes_on_alike(base, program):
+            return NothingNew()
         if mode.asks and any(turn_alike(program, known) for _, known in found[1:]):
             return NothingNew()  # the same ops with another mask, or other positions
         if is_part_of(program, base):
