@@ -158,6 +158,17 @@ class Stretched(Attention):
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
+class ByComplexNumbers(Attention):
+    """Rotary embedding as Llama's own code has it: nothing is special about it, but that long texts are traced."""
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        angles = torch.outer(torch.arange(x.shape[2]).double(), 50.0 ** -(torch.arange(half) / half).double())
+        turns = torch.polar(torch.ones_like(angles), angles)
+        pairs = torch.view_as_complex(x.double().unflatten(-1, (half, 2)).contiguous())
+        return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+
+
 class StartsLate(Attention):
     """Rotary embedding of what is beyond the eighth position."""
 
@@ -232,5 +243,5 @@ globals().update(towers(
     StretchedTower=Stretched, StartsLateTower=StartsLate, FlipsTower=Flips, BucketsTower=Buckets,
     DilatedTower=Dilated, DelayedTower=Delayed, CutAtLimitTower=CutAtLimit, CutAtTwiceTower=CutAtTwice,
     CutAtNumberTower=CutAtNumber, CutAtSizeTower=CutAtSize, PowerOfLengthTower=PowerOfLength,
-    PowerOfRootTower=PowerOfRoot, RolledFromTower=RolledFrom,
+    PowerOfRootTower=PowerOfRoot, RolledFromTower=RolledFrom, ByComplexNumbersTower=ByComplexNumbers,
 ))  # fmt: skip

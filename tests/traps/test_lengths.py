@@ -49,6 +49,7 @@ FAR = [
     of("CutAtSize", lengths(7, 2498, 2505), limit=2500, max_position_embeddings=8192),
     of("PowerOfLength", lengths(7, 2498, 2505), limit=2500, max_position_embeddings=8192),
     of("PowerOfRoot", lengths(7, 2498, 2505), max_position_embeddings=8192),
+    of("ByComplexNumbers", lengths(7, 300, 800), max_position_embeddings=8192),
     of("RolledFrom", lengths(7, 2498, 2505), limit=2500, max_position_embeddings=4096),
 ]
 

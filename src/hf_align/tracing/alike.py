@@ -66,7 +66,8 @@ def _numbers(value: Tensor) -> Tensor:
     """All that occur in it, in order."""
     if value.dtype == torch.bool:  # of masks with millions of entries none needs sorting
         return torch.tensor([truth for truth in (False, True) if bool((value == truth).any())])
-    return value.unique()
+    plain = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    return (plain.float() if plain.is_floating_point() and plain.itemsize == 1 else plain).unique()
 
 
 def turn_alike(one: Program, other: Program) -> bool:

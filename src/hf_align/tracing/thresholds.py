@@ -3,12 +3,13 @@ a text at."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import cycle
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 from transformers import PreTrainedModel
 
 from hf_align.errors import IncompatibleModels
@@ -26,6 +27,8 @@ from hf_align.tracing.ways import positions
 _FARTHEST = 4098
 """Positions up to which code is traced that a model brings along: two beyond 4096. Where something else is done there,
 what turns by position is looked at in every place, which takes gigabytes."""
+_BYTES = 2**31
+"""That masks may take: those of many heads are given shorter texts."""
 _LENGTHS = 5
 """Longer texts that are traced at most."""
 _FAR = 2
@@ -45,7 +48,7 @@ def extents_beyond(model: PreTrainedModel, program: Program) -> list[tuple[int, 
         IncompatibleModels: code that the model brings along cuts texts where none are so long that are traced.
     """
     is_own = bool(brought(model))
-    most = _FARTHEST if is_own else LONGEST
+    most = _affordable(program) if is_own else LONGEST
     room = positions(model.config) or most
     numbers = numbers_in_code(model, most) | _windows(model, program, most)
     if is_own:
@@ -61,6 +64,14 @@ def extents_beyond(model: PreTrainedModel, program: Program) -> list[tuple[int, 
     near = spread([length for length in lengths[1:] if length <= LONGEST], _LENGTHS)
     far = spread([length for length in lengths[1:] if length > LONGEST], _FAR)
     return [*zip(cycle(_ROWS), near, strict=False), *((1, length) for length in far)]
+
+
+def _affordable(program: Program) -> int:
+    """Tokens of the longest text that is traced: what is computed of pairs of positions grows with their square."""
+    length = extent(program.example)[1]
+    found = {id(value): value for value in program.constants.values() if isinstance(value, Tensor)}
+    of_pairs = sum(value.nbytes for value in found.values() if value.shape.count(length) > 1)
+    return max(LONGEST, min(_FARTHEST, int(length * math.sqrt(_BYTES / max(1, of_pairs)))))
 
 
 def numbers_of_own_code(model: PreTrainedModel) -> set[int]:
