@@ -164,7 +164,7 @@ class ByComplexNumbers(Attention):
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         half = x.shape[-1] // 2
         angles = torch.outer(torch.arange(x.shape[2]).double(), 50.0 ** -(torch.arange(half) / half).double())
-        turns = torch.polar(torch.ones_like(angles), angles)
+        turns = torch.polar(torch.ones_like(angles), -angles).conj()
         pairs = torch.view_as_complex(x.double().unflatten(-1, (half, 2)).contiguous())
         return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
 

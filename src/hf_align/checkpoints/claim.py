@@ -187,7 +187,9 @@ class Claim:
     def missing(self, plan: ShardPlan) -> list[Shard]:
         """The shards that are still to be written."""
         resumes = self.resumes
-        return [s for s in plan.shards if not (resumes and s.is_in(self.folder))]
+        files = {shard: self.folder / shard.file for shard in plan.shards}
+        # Renamed into place, so written whole.
+        return [s for s, path in files.items() if not (resumes and _has_size(path, s.file_size) and s.begins(path))]
 
     def require_room(self, plan: ShardPlan) -> None:
         """Refuse, before anything is computed, a disk that the missing shards do not fit on.

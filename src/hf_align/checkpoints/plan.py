@@ -47,11 +47,8 @@ class Shard:
         """Bytes of the file, its header included."""
         return len(self.header) + self.nbytes
 
-    def is_in(self, folder: Path) -> bool:
-        """Whether it is written: renamed into place, so whole; the header shows that it belongs to this plan."""
-        path = folder / self.file
-        if path.is_symlink() or not path.is_file() or path.stat().st_size != self.file_size:
-            return False
+    def begins(self, path: Path) -> bool:
+        """Whether a file begins as this one: the header shows that it belongs to this plan."""
         with path.open("rb") as file:
             return file.read(len(self.header)) == self.header
 

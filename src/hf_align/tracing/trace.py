@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection
 from contextlib import redirect_stderr
 from dataclasses import replace
 from typing import Any, cast
@@ -47,8 +47,6 @@ _MASKED_BY_TRUTH = "sdpa"
 _BATCH = 2
 _LENGTH = 7
 _LENGTH_OF_COPIES = 24
-_SMALL = 2**14
-"""Numbers in a constant that others are compared with."""
 
 
 def trace(config: PretrainedConfig, *, batch: int = _BATCH, length: int = _LENGTH) -> Program:
@@ -225,23 +223,14 @@ def _traced_copy(copy: PreTrainedModel) -> Program:
 def _of_record(model: PreTrainedModel, recorded: fx.GraphModule, weights: Collection[str], example: Example) -> Program:
     parameters, arguments, constants = {}, {}, {}
     names, _ = canonical_names(model)
-    known: dict[Hashable, Tensor] = {}
     for node in recorded.graph.nodes:
         if node.op == "placeholder":
             arguments[node] = str(node.target)
         elif node.op == "get_attr" and node.target in weights:
             parameters[node] = names.get(node.target, node.target)
-        elif node.op == "get_attr":  # each layer makes its own of what is the same, and computes of it
-            constants[node] = known.setdefault(_contents(node.meta["val"]), node.meta["val"])
+        elif node.op == "get_attr":
+            constants[node] = node.meta["val"]
     return _program(model, recorded.graph, parameters, arguments, constants, example)
-
-
-def _contents(value: Tensor) -> Hashable:
-    """Equal for tensors that are the same in all that ops see of them; a large one is like no other."""
-    if value.is_meta or value.numel() > _SMALL:
-        return id(value)
-    numbers = value.detach().contiguous().reshape(-1).view(torch.uint8)
-    return value.dtype, value.shape, value.stride(), bytes(numbers.tolist())
 
 
 def _by_export(model: PreTrainedModel, example: Example) -> Program:
