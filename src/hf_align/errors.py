@@ -42,7 +42,7 @@ class HfAlignError(Exception):
 
 
 class OptionError(HfAlignError, ValueError):
-    """An option has no such value, or contradicts another one: choose otherwise."""
+    """An option or an argument has no such value, or contradicts another one: choose otherwise."""
 
 
 class MissingExtra(HfAlignError, ImportError):

@@ -104,13 +104,13 @@ def align(
     """
     checked("match", match, Match), checked("residual", residual, Residual), checked("heads", heads, Heads)
     if objective is not None and (match != "learned" or data is None):
-        raise ValueError('an objective needs match="learned", and data to be computed on')
+        raise OptionError('an objective needs match="learned", and data to be computed on')
     if objective is not None and not callable(objective):
-        raise ValueError(f"objective is {objective!r}; a function of outputs and a batch is needed")
+        raise OptionError(f"objective is {objective!r}; a function of outputs and a batch is needed")
     if steps is not None and match != "learned":
-        raise ValueError('steps needs match="learned"')
+        raise OptionError('steps needs match="learned"')
     if data is not None and match == "weight":
-        raise ValueError('data is not used by match="weight"; it needs "activation" or "learned"')
+        raise OptionError('data is not used by match="weight"; it needs "activation" or "learned"')
     if not isinstance(spaces, (str, list, tuple)) or not all(isinstance(s, str) for s in spaces):
         raise OptionError(f"spaces is {spaces!r}; a pattern of names or a list of them is needed")
     as_seed("seed", seed), whole("steps", 1 if steps is None else steps, 1)
@@ -119,7 +119,7 @@ def align(
     given: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
     names = [f"model {i}" for i in range(1, len(given) + 1)] if several else ["B"]
     if not given:
-        raise ValueError("there is no model to align")
+        raise OptionError("there is no model to align")
     inputs = called_with(inputs, data, to)
     reference = take(to, config, inputs=inputs, called="A")
     others = [take(m, config, inputs=inputs, called=name) for m, name in zip(given, names, strict=True)]
@@ -161,7 +161,7 @@ def _in_common(reference: Given, others: Sequence[Given], untie: bool | None) ->
         for name in {**other.sizes, **reference.sizes}:
             found, wanted = (model.sizes.get(name) for model in (other, reference))
             if found != wanted:
-                raise ValueError(f"{name} is {found} in {refs[1]}, but {wanted} in {refs[0]}; models of two sizes are "
+                raise OptionError(f"{name} is {found} in {refs[1]}, but {wanted} in {refs[0]}; models of two sizes are "
                                  "merged from folders")  # fmt: skip
     return config
 

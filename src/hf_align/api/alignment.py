@@ -146,7 +146,7 @@ class Alignment:
         for name in self.spec.parameters:
             if name not in weights or tuple(weights[name].shape) != self.spec.shape(name):
                 wanted = f"{name} of {list(self.spec.shape(name))}"
-                raise ValueError(f"{given.called} has no {wanted}: the alignment was made for another architecture")
+                raise OptionError(f"{given.called} has no {wanted}: the alignment was made for another architecture")
         return AlignedWeights(weights, self.spec, elements)
 
     @alone
@@ -163,7 +163,7 @@ class Alignment:
         if not isinstance(earlier, Alignment):
             return NotImplemented
         if earlier.spec.spaces != self.spec.spaces:
-            raise ValueError("alignments of different architectures cannot be composed")
+            raise OptionError("alignments of different architectures cannot be composed")
         both = compose(self.spec, self.elements, earlier.elements)
         return replace(self, elements=both, distance=None, witness=None)
 

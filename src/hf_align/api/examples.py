@@ -95,7 +95,7 @@ def _batch(data: Any, given: Given, tokenizer: PreTrainedTokenizerBase | None) -
     if isinstance(data, Mapping):
         return {name: torch.as_tensor(value) for name, value in data.items()}
     if not isinstance(data, Iterable):
-        raise ValueError(f"data is {data!r}; a path, texts, a dataset, a DataLoader or tensors by name are needed")
+        raise OptionError(f"data is {data!r}; a path, texts, a dataset, a DataLoader or tensors by name are needed")
     found: list[Any] = []
     rows = 0
     for item in data:
@@ -104,13 +104,13 @@ def _batch(data: Any, given: Given, tokenizer: PreTrainedTokenizerBase | None) -
         if rows >= MOST:
             break
     if not found:
-        raise ValueError("data has no examples")
+        raise OptionError("data has no examples")
     if all(isinstance(item, str) for item in found):
         return _of_texts(found, given, tokenizer)
     if all(isinstance(item, Mapping) and isinstance(item.get("text"), str) for item in found):
         return _of_texts([item["text"] for item in found], given, tokenizer)
     if not all(isinstance(item, Mapping) and item.keys() == found[0].keys() for item in found):
-        raise ValueError("data gives neither texts nor batches with the same arguments")
+        raise OptionError("data gives neither texts nor batches with the same arguments")
     batches = all(map(_is_batch, found))
     return {name: _joined(name, [item[name] for item in found], batches) for name in found[0]}
 
@@ -131,10 +131,10 @@ def _rows(item: Any) -> int:
 def _joined(name: str, values: list[Any], batches: bool) -> Tensor:
     """Batches one behind the other, or single rows on top of each other."""
     if other := next((value for value in values if isinstance(value, (str, bytes))), None):
-        raise ValueError(f'{name} is text ({other[:20]!r}) in data; a column of text is called "text"')
+        raise OptionError(f'{name} is text ({other[:20]!r}) in data; a column of text is called "text"')
     tensors = [torch.as_tensor(value) for value in values]
     if len({t.shape[1:] if batches else t.shape for t in tensors}) > 1:
-        raise ValueError(f"{name} is not of one length in all of data: pad it, or cut it")
+        raise OptionError(f"{name} is not of one length in all of data: pad it, or cut it")
     return torch.cat(tensors) if batches else torch.stack(tensors)
 
 
@@ -145,7 +145,7 @@ def _of_texts(texts: list[str], given: Given, tokenizer: PreTrainedTokenizerBase
             tokenizer.save_pretrained(made)
         folder = Path(made) if tokenizer is not None else _folder_of(given)
         if folder is None:
-            raise ValueError("texts need a tokenizer: give tokenizer= with them")
+            raise OptionError("texts need a tokenizer: give tokenizer= with them")
         file = Path(made, "texts.txt")
         file.write_text("\n".join(texts), encoding="utf-8")
         try:

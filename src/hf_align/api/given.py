@@ -130,7 +130,7 @@ def take(
         own.architectures = [type(model).__name__]
         if not trust_what_ran(own, type(model)):
             vars(own).pop("auto_map", None)  # code that did not run is not that of this model
-        if class_of(own) is not type(model):
+        if _class_named(own) is not type(model):
             raise IncompatibleModels(
                 f"{type(model).__name__} is not known to transformers: register it with AutoModel.register, or give "
                 "inputs= with it, what it is called with"
@@ -140,7 +140,7 @@ def take(
         return given
     if isinstance(model, Mapping):
         if config is None:
-            raise ValueError("a state dict says nothing of its architecture: give config= with it")
+            raise OptionError("a state dict says nothing of its architecture: give config= with it")
         require_code(config)
         return _given(called, model, config)
     if isinstance(model, nn.Module):
@@ -150,6 +150,14 @@ def take(
         )
     raise TypeError(f"{called} is a {type(model).__name__}; a transformers model, a state dict, a folder or a Hub id "
                     "is needed")  # fmt: skip
+
+
+def _class_named(config: PretrainedConfig) -> Any:
+    """The class of the name that a config gives; none if nothing of that name is known."""
+    try:
+        return class_of(config)
+    except IncompatibleModels:
+        return None
 
 
 def require_code(config: PretrainedConfig) -> None:
@@ -201,18 +209,18 @@ def _given(called: str, model: nn.Module | Mapping[str, Tensor], config: Pretrai
     for name, shape in found.shapes.items():
         stored = held.get(name, next((held[n] for n, kept in found.ties.items() if kept == name and n in held), None))
         if stored is None:
-            raise ValueError(f"{called} lacks {name}, which its config asks for")
+            raise OptionError(f"{called} lacks {name}, which its config asks for")
         if tuple(stored.shape) != shape:
-            raise ValueError(f"{name} is {list(stored.shape)} in {called}, but {list(shape)} by its config")
+            raise OptionError(f"{name} is {list(stored.shape)} in {called}, but {list(shape)} by its config")
         if not isinstance(stored, Tensor):
             raise TypeError(f"{name} is a {type(stored).__name__} in {called}; a tensor is needed")
         if not stored.is_floating_point():
-            raise ValueError(f"{name} is stored as {stored.dtype} in {called}; quantised models cannot be moved")
+            raise OptionError(f"{name} is stored as {stored.dtype} in {called}; quantised models cannot be moved")
         if not (stored.is_meta or is_finite(stored)):
-            raise ValueError(f"{name} has NaN or infinite entries in {called}")
+            raise OptionError(f"{name} has NaN or infinite entries in {called}")
     for alias, name in found.ties.items():
         if alias in held and name in held and not _is_one(held[alias], held[name]):
-            raise ValueError(f"{alias} and {name} differ in {called}, but are one by its config")
+            raise OptionError(f"{alias} and {name} differ in {called}, but are one by its config")
     buffers = {n: held[n].detach().cpu() for n in found.buffers if n in held}
     return Given(called, model, with_stored(config, buffers), found)
 

@@ -19,7 +19,7 @@ from hf_align.api.examples import Data, called_with, examples
 from hf_align.api.given import Given, Kind, Model, take
 from hf_align.api.module_data import reusable
 from hf_align.checkpoints.ondemand import Computed
-from hf_align.errors import require_path
+from hf_align.errors import OptionError, require_path
 from hf_align.jobs import pipeline
 from hf_align.jobs.outcome import Report
 from hf_align.matching.match import are_same
@@ -101,18 +101,18 @@ def merge(
         checked(name, flag, (True, False))
     stored: Dtype | None = None if dtype is None else checked("dtype", str(dtype).removeprefix("torch."), Dtype)
     if isinstance(models, (str, os.PathLike, Mapping, nn.Module)) or not isinstance(models, Iterable):
-        raise ValueError("models is one model; a list of two or more is needed")
+        raise OptionError("models is one model; a list of two or more is needed")
     models = list(models)
     if len(models) < 2:
-        raise ValueError(f"two models or more are merged; {len(models)} given")
+        raise OptionError(f"two models or more are merged; {len(models)} given")
     shares = _shares(weights, len(models))
     if method not in OF_MANY and len(models) > 2:
-        raise ValueError(f'method="{method}" merges two models; more are merged by "linear" or "regression"')
+        raise OptionError(f'method="{method}" merges two models; more are merged by "linear" or "regression"')
     if output_dir is None:
         if push_to_hub is not None or overwrite or retokenize or widen or dtype is not None:
-            raise ValueError("push_to_hub, overwrite, retokenize, widen and dtype need output_dir")
+            raise OptionError("push_to_hub, overwrite, retokenize, widen and dtype need output_dir")
         if data is not None and method not in FROM_SAMPLES and align not in ("activation", "learned"):
-            raise ValueError(f'data is used neither by method="{method}" nor by this way to align')
+            raise OptionError(f'data is used neither by method="{method}" nor by this way to align')
         data = reusable(data)
         inputs = called_with(inputs, data, *models)
         alignments = _alignments(models, align, data, inputs, device, config, tokenizer, witness)
@@ -148,15 +148,15 @@ def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
     if weights is None:
         return [1 / count] * count
     if not isinstance(weights, Sequence) or isinstance(weights, str):
-        raise ValueError(f"weights is {weights!r}; a list of {count} numbers is needed")
+        raise OptionError(f"weights is {weights!r}; a list of {count} numbers is needed")
     if len(weights) != count or abs(sum(finite("weights", w) for w in weights) - 1) > _SUM:
-        raise ValueError(f"weights are {list(weights)}; {count} numbers that add up to one are needed")
+        raise OptionError(f"weights are {list(weights)}; {count} numbers that add up to one are needed")
     return list(weights)
 
 
 def _matching(align: Align) -> AnyMatch:
     if not isinstance(align, str):
-        raise ValueError("alignments that were found before are for live models; with output_dir, give a way to match")
+        raise OptionError("alignments that were found before are for live models; with output_dir, give a way to match")
     match: AnyMatch = checked("align", align, AnyMatch)
     return match
 
@@ -174,7 +174,7 @@ def _alignments(models: list[Model], align: Align, data: Data | None, inputs: In
                     tokenizer=tokenizer, witness=witness)  # fmt: skip
     found = [align] if isinstance(align, Alignment) else list(align)
     if len(found) != len(models) - 1:
-        raise ValueError(f"{len(found)} alignments for {len(models)} models: one for each but the first is needed")
+        raise OptionError(f"{len(found)} alignments for {len(models)} models: one for each but the first is needed")
     return found
 
 
@@ -230,14 +230,14 @@ def _to_disk(models: list[Model], options: Options, output: Path, data: Data | N
              shares: list[float]) -> Report:  # fmt: skip
     references = [os.fspath(m) for m in models if isinstance(m, (str, os.PathLike))]
     if len(references) < len(models):
-        raise ValueError("output_dir is for folders and Hub ids; save_pretrained writes a live model")
+        raise OptionError("output_dir is for folders and Hub ids; save_pretrained writes a live model")
     if data is not None and not isinstance(data, (str, os.PathLike)):
-        raise ValueError("with output_dir, data must be a path")
+        raise OptionError("with output_dir, data must be a path")
     path = None if data is None else Path(data)
     if repository is not None:
         push.user(repository)  # before anything is computed
     if len(references) > 2 and len(set(shares)) > 1:
-        raise ValueError("with output_dir, more than two models must have equal weights")
+        raise OptionError("with output_dir, more than two models must have equal weights")
     first, second, *more = references
     report = pipeline.merge(first, second, output, options, path, more=more)
     if repository is not None:

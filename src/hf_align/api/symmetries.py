@@ -64,7 +64,7 @@ class Symmetries:
         """
         name = self.spec.ties.get(parameter, parameter)
         if name not in self.spec.parameters:
-            raise ValueError(f"{self.config.model_type} has no parameter {parameter}")
+            raise OptionError(f"{self.config.model_type} has no parameter {parameter}")
         return explain(self.spec, name)
 
     def as_json(self) -> dict[str, object]:

@@ -53,9 +53,9 @@ def score(
     except ImportError as error:
         raise MissingExtra("tasks need the LM Evaluation Harness: pip install 'hf-align[tasks]'") from error
     if isinstance(tasks, str):
-        raise ValueError(f"tasks is {tasks!r}; a list of names is needed")
+        raise OptionError(f"tasks is {tasks!r}; a list of names is needed")
     if not isinstance(models, Mapping):
-        raise ValueError("models is one model or a list; a dict of models by their names is needed")
+        raise OptionError("models is one model or a list; a dict of models by their names is needed")
     own = None if include_path is None else os.fspath(include_path)
     manager = TaskManager(include_path=own, include_defaults=False)
     if not set(tasks) <= set(manager.all_tasks):  # to index the thousands that ship takes a minute

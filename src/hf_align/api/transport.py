@@ -14,6 +14,7 @@ from hf_align.api.examples import Data, called_with, examples
 from hf_align.api.given import Given, Kind, Model
 from hf_align.api.module_data import reusable
 from hf_align.checkpoints.ondemand import Computed
+from hf_align.errors import OptionError
 from hf_align.jobs.job import silent
 from hf_align.merging.distil import distilled
 from hf_align.merging.methods import DISTIL, REGRESSION
@@ -80,15 +81,15 @@ def transport(
     checked("method", method, TransportMethod)
     checked("witness", witness, (True, False))
     if steps is not None and method != DISTIL:
-        raise ValueError('steps needs method="distil"')
+        raise OptionError('steps needs method="distil"')
     schedule = Schedule.of_transport(DISTIL, **({} if steps is None else {"steps": whole("steps", steps, 1)}))
     tuned_from = _changes(finetuned, base, strength)
     if data is not None and method not in (REGRESSION, DISTIL):
-        raise ValueError(f'data is not used by method="{method}"')
+        raise OptionError(f'data is not used by method="{method}"')
     if data is not None and len(tuned_from) > 1:
-        raise ValueError("data is what one fine-tune was trained on; of several, each writes its own")
+        raise OptionError("data is what one fine-tune was trained on; of several, each writes its own")
     if keep is not None and method not in (REGRESSION, DISTIL):
-        raise ValueError(f'keep is of what is fitted, and method="{method}" fits nothing')
+        raise OptionError(f'keep is of what is fitted, and method="{method}" fits nothing')
     keep = share("keep", KEEP if keep is None else keep)
     data = reusable(data)
     called = called_with(inputs, data, onto)
@@ -142,7 +143,7 @@ def _changes(
     strengths = [checked_strength("strength", each) for each in several]
     if not models or not len(models) == len(bases) == len(strengths):
         found = f"{len(models)} fine-tunes have {len(bases)} bases and {len(strengths)} strengths"
-        raise ValueError(f"{found}; each fine-tune needs one of both")
+        raise OptionError(f"{found}; each fine-tune needs one of both")
     return list(zip(models, bases, strengths, strict=True))
 
 
