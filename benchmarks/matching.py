@@ -44,8 +44,10 @@ CPU seconds on one thread. *Alike*: the weights of B are those of A in another b
 *Unlike*: random weights. *Products* are those of one sweep over everything, timed by themselves in the same process:
 the cross matrix of every weight for every space that it carries, and B's weights moved by the maps of their other
 spaces. *Ratio* is a later sweep to them; it may be below one, for what the tables say is computed once, and a space is
-left out whose neighbours have not moved, or that stayed where it was although they had. Rows of 7a4f0f6 and 956dda0
-were measured beside other work; unlike models of 1 B were given up at 7a4f0f6 after 20 minutes.
+left out whose neighbours have not moved, or that stayed where it was although they had. The rows of 956dda0 were
+measured beside other work, that of 1386ca4 while the machine was 2.7 times slower than it had been: at 7a4f0f6 the same
+models took 566 s with products of 105.5 s, a later sweep 1.68 times as long as these. Unlike models of 1 B were given
+up at 7a4f0f6 after 20 minutes.
 
 """
 
