@@ -100,6 +100,22 @@ def test_the_line_that_needs_numbers_is_named(middle: Callable[[Tensor], Tensor]
     assert "torch.where" in str(refused.value) and "--match none" in str(refused.value)
 
 
+class Named(Tensor):
+    """A tensor of a class of its own."""
+
+
+def named(x: Tensor) -> Tensor:
+    return x.as_subclass(Named).tanh()
+
+
+def test_another_kind_of_tensor_is_named() -> None:
+    with pytest.raises(IncompatibleModels, match=r"test_reasons.py:\d+ .* computes with a Named, a kind of tensor"):
+        trace_model(Between(named).eval())  # type: ignore[arg-type]
+    with pytest.raises(NotImplementedError) as refused:
+        torch.eye(2).to_sparse().untyped_storage()
+    assert "computes with a SparseTensorImpl, a kind of tensor" in reason(refused.value)
+
+
 def one_row(x: Tensor) -> Tensor:
     return x + x.view(1, *x.shape[1:])
 

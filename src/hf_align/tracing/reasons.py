@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 import traceback
 from pathlib import Path
 
@@ -38,6 +39,9 @@ NOT_ITS_OWN = (
 TAKES_CODE = (
     "hands code to an op that runs it (flex_attention), which is not followed; write it out, or merge with --match none"
 )
+_OTHER_TENSOR = "computes with a {}, a kind of tensor that is not followed; use plain ones, or merge with --match none"
+_KINDS = re.compile(r"Cannot access storage of (\w+)|Creating a new Tensor subclass (\w+)")
+"""How torch says that memory is laid out otherwise (sparse tensors, those of torch.func), or that a class is given."""
 _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 _HIGHER_ORDER = ("HigherOrderOperator", "Current active mode")
 """How torch says that an op takes code, and has no rule for it here."""
@@ -84,6 +88,8 @@ def reason(error: BaseException) -> str:
         return f"{where or 'its code'} does something that is not followed, in another thread or by torch.func"
     if any(words in str(error) for words in _HIGHER_ORDER):
         return f"{where or 'its code'} {TAKES_CODE}"
+    if kinds := _KINDS.search(str(error)):
+        return f"{where or 'its code'} {_OTHER_TENSOR.format(kinds[kinds.lastindex or 0])}"
     kind = "it does not run" if isinstance(error, DoesNotRunError) else type(error).__name__
     found = f"{kind}: {lines[0]}" if lines else kind
     loops = "; torch.vmap does less than the same written out" if "vmap" in found else ""
