@@ -803,7 +803,7 @@ def test_another_version_that_does_not_merge(
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.2.0")
     recipe = write_recipe(tmp_path / "r.yml", **linear(MODELS / "vit" / "0", MODELS / "vit" / "1"), align=True)
     error = refused(recipe, tmp_path / "out", capsys)
-    assert "mergekit 0.2.0 does not merge this architecture whole (" in error and "pip install" in error
+    assert "mergekit 0.2.0 does not merge these models whole (" in error and "pip install" in error
     recipe = write_recipe(tmp_path / "r.yml", **linear(LLAMA / "0", LLAMA / "1", merge_method="magic"))
     assert "magic" in refused(recipe, tmp_path / "out", capsys)
     assert run("merge", LLAMA / "0", LLAMA / "1", "-o", tmp_path / "out", "--method", "karcher", "--quiet") == 2

@@ -27,7 +27,7 @@ from hf_align.mergekit.loaders import fault_of
 from hf_align.settings.options import Options
 
 _REFUSED = {
-    "run_yaml": "mergekit {version} does not merge this architecture whole ({fault}); with "
+    "run_yaml": "mergekit {version} does not merge these models whole ({fault}); with "
     "pip install 'hf-align[mergekit]' it is merged here",
     "moe": "mergekit-moe {version} does not make one model of these ({fault})",
 }

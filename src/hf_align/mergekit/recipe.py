@@ -265,7 +265,7 @@ class _Recipe(Job[_Making]):
         if fault is None:
             take(stage, claim, self._read_by(making))
             return "merged by mergekit"
-        say(f"mergekit does not merge this architecture whole ({fault}); merging with its methods here")
+        say(f"mergekit does not merge these models whole ({fault}); merging with its methods here")
         making.inputs = inputs = making.inputs or Basis(_open(self.names, self.asked))
         with claim.refusing():
             loop = self.loop(inputs.models.first)
