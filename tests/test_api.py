@@ -451,6 +451,14 @@ def test_models_that_do_not_belong_together() -> None:
         hf_align.align(of_ones_own(tiny_llama()), to=a)
 
 
+def test_why_a_live_model_does_not_run_is_said() -> None:
+    """Parts of it are in another dtype, which runs with autocast alone."""
+    a, b = built(tiny_llama(), 0), built(tiny_llama(), 1)
+    a.lm_head.to(torch.bfloat16)
+    with pytest.raises(hf_align.IncompatibleModels, match=r"cannot be run beside .*: expected .* same dtype"):
+        hf_align.align(b, to=a)
+
+
 def test_an_alignment_is_for_models_that_compute_the_same(tmp_path: Path) -> None:
     a, b = built(tiny_gpt2(), 0), built(tiny_gpt2(), 1)
     hf_align.align(b, to=a).save_pretrained(tmp_path)

@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from hf_align.api.loading import class_of, loaded
 from hf_align.checkpoints.checkpoint import is_finite
 from hf_align.checkpoints.ondemand import Computed
-from hf_align.errors import IncompatibleModels, OptionError
+from hf_align.errors import IncompatibleModels, OptionError, first_line
 from hf_align.running.network import Network, predictions
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing.build import build_without_weights, inventory, quiet
@@ -285,7 +285,7 @@ def _require_as_configured(model: PreTrainedModel, given: Given) -> None:
         IncompatibleModels: they answer otherwise: its modules were replaced, wrapped or hooked.
     """
     device, dtype = model.device, model.dtype
-    described = Network(given.config, device, dtype)
+    described, faults = Network(given.config, device, dtype), list[str]()
     placed = described.placed({n: given.weights[n] for n in given.holds.shapes})
     for example in first_calls(build_without_weights(given.config), _ROWS, _TOKENS):
         rng = torch.Generator().manual_seed(0)
@@ -296,7 +296,8 @@ def _require_as_configured(model: PreTrainedModel, given: Given) -> None:
             with torch.no_grad(), quiet():
                 expected = predictions(described(placed, batch))
                 found = predictions(model.eval()(**batch))
-        except Exception:  # an example that its code does not take
+        except Exception as error:  # an example that its code does not take
+            faults.append(first_line(error))
             continue
         finally:
             for module, was in zip(model.modules(), training, strict=True):  # some may be frozen
@@ -309,4 +310,5 @@ def _require_as_configured(model: PreTrainedModel, given: Given) -> None:
                 " modules replaced, hooked or wrapped (adapters: merge_and_unload first)?"
             )
         return
-    raise IncompatibleModels(f"{given.called} cannot be run on any known inputs, beside what its config describes")
+    fault = faults[0] if faults else "nothing is known to call it with"
+    raise IncompatibleModels(f"{given.called} cannot be run beside what its config describes: {fault}")
