@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -95,9 +96,24 @@ class AdaptedCheckpoint(Checkpoint):
         self._replaced = replaced
 
     @property
+    def low_rank(self) -> Mapping[str, LowRank]:
+        """What the adapter changes by two factors, by name on disk."""
+        return self._low_rank
+
+    @cached_property
+    def copies(self) -> Mapping[str, str]:
+        """The tensors of the adapter that are those of the base (PEFT saves layers of embeddings), by name on disk."""
+        return {name: own for name, own in self._replaced.items() if self._is_of_base(name, own)}
+
+    def _is_of_base(self, name: str, own: str) -> bool:
+        size = math.prod(self.info(name).shape)
+        found = super().entries(name, 0, size)
+        return found.equal(self._adapter.entries(own, 0, size).to(found.dtype))
+
+    @property
     def parts(self) -> Mapping[str, LowRank | str]:
         """What the adapter changes, by name on disk: by two factors, or by a tensor of its own, which is named."""
-        return {**self._low_rank, **self._replaced}
+        return {**self._low_rank, **{n: own for n, own in self._replaced.items() if n not in self.copies}}
 
     @property
     def adapter(self) -> Checkpoint:

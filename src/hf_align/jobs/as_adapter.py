@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,8 @@ from hf_align.witness.witness import Moved
 
 _ENOUGH = 0.99
 """Of a change, what a rank should keep."""
+_NOT_FOUND = "the adapter changes {}, which no regression finds; leave --as-adapter out"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,12 @@ class Changes:
     Attributes:
         adapter: as it was trained.
         parts: its two factors, or the name of a tensor that it has as a whole, by the weight's name in memory.
+        copies: the names of tensors that are those of the base, by the weight's name in memory.
     """
 
     adapter: Checkpoint
     parts: Mapping[str, LowRank | str]
+    copies: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, models: Opened) -> Changes:
@@ -66,19 +71,13 @@ class Changes:
         if not isinstance(model.checkpoint, AdaptedCheckpoint):
             raise HfAlignError(f"{model.ref} is no adapter, so it cannot be carried as one; leave --as-adapter out")
         in_memory = {on_disk: name for name, on_disk in model.names.alone().items()}
+        parts = _in_memory(_parts(model.checkpoint), in_memory)
+        copies = _in_memory(model.checkpoint.copies, in_memory)
         program = program_of(models.network, noise(trace(models.network.config)))
-        named = {in_memory.get(on_disk) for on_disk in model.checkpoint.parts}
-        fitted = [site for site in sites(program) if site.groups == 1 and site.parameter in named]
-        known = {name for site in fitted for name in (site.parameter, site.bias)}
-        parts = {}
-        for on_disk, part in model.checkpoint.parts.items():
-            name = in_memory.get(on_disk)
-            if name is None or name not in known:
-                raise HfAlignError(f"the adapter changes {on_disk}, which no regression finds; leave --as-adapter out")
-            if isinstance(part, LowRank) and not part.scale:
-                raise HfAlignError(f"the adapter's change of {on_disk} counts nothing: its lora_alpha is 0")
-            parts[name] = part
-        return cls(model.checkpoint.adapter, parts)
+        fitted = [site for site in sites(program) if site.groups == 1 and site.parameter in parts]
+        for name in parts.keys() - {name for site in fitted for name in (site.parameter, site.bias)}:
+            raise HfAlignError(_NOT_FOUND.format(name))
+        return cls(model.checkpoint.adapter, parts, copies)
 
     @property
     def ranks(self) -> dict[str, int | None]:
@@ -89,8 +88,9 @@ class Changes:
     @property
     def owners(self) -> dict[str, str]:
         """The weight that each tensor of the adapter is of."""
-        return {tensor: name for name, part in self.parts.items()
-                for tensor in ((part.down, part.up) if isinstance(part, LowRank) else (part,))}  # fmt: skip
+        copies = {tensor: name for name, tensor in self.copies.items()}
+        return copies | {tensor: name for name, part in self.parts.items()
+                         for tensor in ((part.down, part.up) if isinstance(part, LowRank) else (part,))}  # fmt: skip
 
     @property
     def plan(self) -> ShardPlan:
@@ -120,11 +120,33 @@ class Changes:
 
     def _tensors(self, name: str, before: Weights, after: Weights) -> dict[str, Tensor]:
         """Those of one weight, by name in the adapter."""
-        part, found = self.parts[name], after[name].float()
+        part, old, found = self.parts.get(name), before[name].float(), after[name].float()
+        kept = {n: old.to(self.adapter.info(n).dtype) for n in (self.copies.get(name),) if n is not None}
+        if part is None:
+            return kept
         if isinstance(part, str):
             return {part: found.to(self.adapter.info(part).dtype)}
-        old = before[name].float()
-        return part.factors(found - old, self.adapter, float(old.norm()))
+        return kept | part.factors(found - old, self.adapter, float(old.norm()))
+
+
+def _parts(checkpoint: AdaptedCheckpoint) -> Mapping[str, LowRank | str]:
+    """What an adapter changes, by name on disk.
+
+    Raises:
+        HfAlignError: a change that is none, or one of two kinds.
+    """
+    for name, part in checkpoint.parts.items():
+        if isinstance(part, str) and name in checkpoint.low_rank:
+            raise HfAlignError(f"the adapter has another {name} and changes it by factors; leave --as-adapter out")
+        if isinstance(part, LowRank) and not part.scale:
+            raise HfAlignError(f"the adapter's change of {name} counts nothing: its lora_alpha is 0")
+    return checkpoint.parts
+
+
+def _in_memory(by_disk: Mapping[str, _T], names: Mapping[str, str]) -> dict[str, _T]:
+    for on_disk in by_disk.keys() - names.keys():
+        raise HfAlignError(_NOT_FOUND.format(on_disk))
+    return {names[on_disk]: found for on_disk, found in by_disk.items()}
 
 
 @dataclass(frozen=True)
