@@ -154,6 +154,7 @@ OPTIONS: dict[str, tuple[Arguments, str]] = {
     "a weight of two": (["C", "--weight", "0.3"], "equal shares"),
     "no base": (["--method", "ties"], "say with --base which it is"),
     "no parameter": (["--method", "nearswap"], "needs --parameter t=VALUE"),
+    "a weight of a method that has none": (["--method", "karcher", "--weight", "0.3"], "gives no model a weight"),
     "a parameter of another method": (["--method", "nuslerp", "--parameter", "densty=0.5"], "has no parameter densty"),
     "a parameter of another kind": (["--method", "nearswap", "--parameter", "t=much"], "'much': Input should be"),
     "a parameter without a value": (["--method", "nearswap", "--parameter", "t"], "not of the form name=value"),

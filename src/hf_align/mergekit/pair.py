@@ -11,7 +11,7 @@ from typing import Any
 from hf_align.checkpoints.checkpoint import Checkpoint
 from hf_align.checkpoints.claim import Claim
 from hf_align.checkpoints.shards import Source as Entries
-from hf_align.errors import HfAlignError
+from hf_align.errors import HfAlignError, OptionError
 from hf_align.jobs.aligned import OpenedJob, save_matches
 from hf_align.jobs.comparing import judged, of_result
 from hf_align.jobs.job import Asked, Say, run, silent
@@ -57,13 +57,15 @@ def merge_pair(
         "base_model": "base" if base is not None else _base_among(options.method),
     }
     config = parse(recipe)
-    _require_parameters(options.method, parameters)
+    known = _known(options.method, parameters)
+    if "weight" not in known and options.weight != 0.5:
+        raise OptionError(f"--method {options.method} gives no model a weight of its own: leave --weight out")
     named = {"a": a, "b": b, **({"base": base} if base is not None else {})}
     models = Opened.open(named, options, say, jointly=False)
     loop = merge_here(config, models.first, options)
     fit, held_out = models.examples(data)
     asked.clock.lap("open")
-    chosen = {**parameters, "weight": options.weight}
+    chosen = {**parameters, **({"weight": options.weight} if "weight" in known else {})}
     chosen |= {"base": models.sources[2].name} if base is not None else {}
     made_with = {"the command": "merge", "--parameter": json.dumps(parameters), **reported_on(held_out)}
     job = _ByMethod(asked=asked, sources=models.sources, record=record(made_with, models, fit), draft=loop.draft,
@@ -111,8 +113,8 @@ def read_parameters(written: list[str]) -> dict[str, Any]:
     return found
 
 
-def _require_parameters(method: str, parameters: Mapping[str, Any]) -> None:
-    """Refuse what mergekit would not look at, and what it would miss.
+def _known(method: str, parameters: Mapping[str, Any]) -> frozenset[str]:
+    """The parameters that a method has; what mergekit would not look at is refused, and what it would miss.
 
     Raises:
         HfAlignError: the method has no such parameter, or needs another one.
@@ -122,12 +124,14 @@ def _require_parameters(method: str, parameters: Mapping[str, Any]) -> None:
     if "weight" in parameters:  # each model has one of its own, which mergekit takes first
         raise HfAlignError("--parameter weight is not looked at; --weight is the share of B")
     said = merge_methods.get(method).spec.parameters
-    known = sorted(parameter.name for parameter in said)
-    if unknown := sorted(parameters.keys() - set(known)):
-        raise HfAlignError(f"--method {method} has no parameter {unknown[0]}; it has {', '.join(known) or 'none'}")
+    known = frozenset(parameter.name for parameter in said)
+    if unknown := sorted(parameters.keys() - known):
+        others = ", ".join(sorted(known)) or "none"
+        raise HfAlignError(f"--method {method} has no parameter {unknown[0]}; it has {others}")
     needed = {parameter.name for parameter in said if parameter.required} - {"weight"}
     if missing := sorted(needed - parameters.keys()):
         raise HfAlignError(f"--method {method} needs --parameter {missing[0]}=VALUE")
+    return known
 
 
 def _base_among(method: str) -> str | None:
