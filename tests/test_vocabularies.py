@@ -22,7 +22,7 @@ from hf_align.checkpoints.token_ids import renamed_tokens, require_same_vocabula
 from hf_align.errors import CheckpointError, HfAlignError, IncompatibleModels
 from hf_align.jobs import respelling
 from hf_align.jobs.opened import Opened
-from hf_align.opening.vocabularies import Vocabulary, vocabulary_axes
+from hf_align.opening.vocabularies import Respelling, Vocabulary, vocabulary_axes
 from hf_align.settings.options import Options
 
 LLAMA = MODELS / "llama"
@@ -215,6 +215,30 @@ def test_a_tied_head_is_fitted_with_its_embedding(
         assert torch.equal(head, table) and head.shape == (512, 16)
         assert not torch.equal(table[300], models[1].get_input_embeddings().weight[:2].mean(0))
     capsys.readouterr()
+
+
+def test_what_no_table_has_a_row_for_is_made_of_nothing() -> None:
+    """Tokens that were added without making tables longer, and those that a config names and there are not; a config
+    may name several that end a text."""
+    config, like = small("gpt2", 20), small("gpt2", 30)
+    for each, (bos, eos, pad) in ((config, (50256, [5, 6], -1)), (like, (2, 3, 4))):
+        each.bos_token_id, each.eos_token_id, each.pad_token_id = bos, eos, pad
+    own, into = (Vocabulary({"a": a, "b": b}, frozenset(), str.encode) for a, b in ((7, 25), (8, 9)))
+    pieces = Respelling.of(own, config, into, like).pieces
+    assert {row: found for row, found in enumerate(pieces) if found} == {3: (5,), 8: (7,)}
+
+
+def test_a_tokenizer_that_cuts_otherwise_into_the_same_tokens_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is nothing to respell, and nothing makes up for it."""
+    shutil.copytree(LLAMA / "1", tmp_path / "b")
+    said = json.loads((tmp_path / "b" / "tokenizer.json").read_text())
+    (tmp_path / "b" / "tokenizer.json").write_text(json.dumps({**said, "normalizer": {"type": "Lowercase"}}))
+    assert run("merge", LLAMA / "0", tmp_path / "b", "-o", tmp_path / "out", "--method", "linear", "-q",
+               "--retokenize", "--no-witness") == 0  # fmt: skip
+    found = " ".join(capsys.readouterr().out.split())
+    assert "tokenizer.json (normalizer)" in found and "is not merged" in found
 
 
 def test_more_rows_than_tokens_are_no_other_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,8 +59,9 @@ class OpenedJob(Job[B]):
                         pinned_by_unknown_ops=dict(first.spec.unknown_ops))  # fmt: skip
         report.notes += [f"{m.source.name} {change}" for m in self.models.models for change in m.changes]
         report.notes += [doubt for source in self.models.sources for doubt in source.doubts]
-        for source in self.models.sources[1:] if not options.retokenize else ():
-            report.notes += renamed_tokens([self.models.sources[0].folder, source.folder])
+        for model in self.models.models[1:]:
+            if model.respelled is None:
+                report.notes += renamed_tokens([self.models.sources[0].folder, model.source.folder])
         report.notes += not_seen(first.spec) if matches else ()
         if len(matches) == 1:
             report.distance_before, report.distance_after = matches[0].before, matches[0].after

@@ -127,8 +127,9 @@ class Merge(OpenedJob[Mixed]):
 
     def report(self, output: Path, match: Mixed) -> Report:
         found = replace(super().report(output, match), certificate=self.certificate)
+        are_respelled = all(model.respelled is not None for model in self.models.models[1:])
         found.notes += not_merged(
-            [source.folder for source in self.models.sources], without=TOKENIZERS if self.options.retokenize else ()
+            [source.folder for source in self.models.sources], without=TOKENIZERS if are_respelled else ()
         )
         return found
 

@@ -76,6 +76,10 @@ class Vocabulary:
             spell=lambda token: token.encode() if token in literal else spell(token),
         )
 
+    def within(self, size: int) -> Vocabulary:
+        """Without tokens that a table of some rows has none for."""
+        return replace(self, names={token: row for token, row in self.names.items() if row < size})
+
     @cached_property
     def by_bytes(self) -> dict[bytes, int]:
         """What each token that stands for text spells; where several spell the same, the first of the longest name
@@ -163,7 +167,7 @@ class Respelling:
         Raises:
             IncompatibleModels: their configs do not say how many tokens there are, or few tokens are alike.
         """
-        size = _size(like)
+        size, own = _size(like), own.within(_size(config))
         pieces: list[Pieces] = [()] * size
         for token, row in into.names.items():
             if row < size:
@@ -280,8 +284,14 @@ def _pieces(token: str, into: Vocabulary, own: Vocabulary) -> Pieces:
 def _of_one_role(like: PretrainedConfig, config: PretrainedConfig) -> dict[int, int]:
     """The tokens that two configs name alike (`bos_token_id`): the row of the first -> that of the second."""
     first, second = vars(like.get_text_config()), vars(config.get_text_config())
-    both = ((first[k], second.get(k)) for k in first if k.endswith(_TOKEN))
-    return {i: j for i, j in both if isinstance(i, int) and isinstance(j, int) and 0 <= i < _size(like)}
+    roles = [key for key in first if key.endswith(_TOKEN)]
+    both = ((i, j) for key in roles for i, j in zip(_ids(first[key]), _ids(second.get(key)), strict=False))
+    return {i: j for i, j in both if 0 <= i < _size(like) and 0 <= j < _size(config)}
+
+
+def _ids(said: Any) -> list[int]:
+    """The tokens of a field of a config, which may name one, several or none."""
+    return [each for each in (said if isinstance(said, (list, tuple)) else [said]) if isinstance(each, int)]
 
 
 def _size(config: PretrainedConfig) -> int:
