@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import DATA, MODELS, run
+from conftest import DATA, MODELS, run, tiny_gpt2
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -30,7 +30,7 @@ from hf_align.matching.steepest import Steepest, even
 from hf_align.matching.stream import residual
 from hf_align.matching.weights import match_weights
 from hf_align.opening.pairs import Pair, open_pair
-from hf_align.running.data import load_data
+from hf_align.running.data import load_data, require_fit
 from hf_align.running.evaluate import Evaluator
 from hf_align.running.generate import own_inputs
 from hf_align.running.network import Network, batches
@@ -474,10 +474,25 @@ def test_a_folder_of_images_is_data(pairs: dict[str, Pair], tmp_path: Path) -> N
         load_data(images, MODELS / "vit" / "0", read_config(model))
 
 
-def test_a_table_is_no_text(tmp_path: Path) -> None:
-    (table := tmp_path / "held_out.csv").write_text("text,label\n" + "a b c,1\n" * 2000)
-    with pytest.raises(HfAlignError, match=r"held_out.csv is a table; --data takes"):
+@pytest.mark.parametrize("name", ["held_out.csv", "held_out.CSV", "held_out.parquet"])
+def test_a_table_is_no_text(name: str, tmp_path: Path) -> None:
+    (table := tmp_path / name).write_text("text,label\n" + "a b c,1\n" * 2000)
+    with pytest.raises(HfAlignError, match=rf"{name} is a table; --data takes"):
         load_data(table, MODELS / "gpt2" / "0", read_config(MODELS / "gpt2" / "0"))
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.JSONL", "rows.ndjson"])
+def test_lines_are_read_as_such_whatever_their_file_is_called(name: str, tmp_path: Path) -> None:
+    (file := tmp_path / name).write_text('{"input_ids": [1, 2, 3]}\n{"input_ids": [4, 5, 6]}\n')
+    found = load_data(file, None, tiny_gpt2())
+    assert found["input_ids"].tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_a_label_that_is_none_is_refused() -> None:
+    data = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[-100, 1, 2]])}
+    assert require_fit(data, Path("x.jsonl"), tiny_gpt2()) is data
+    with pytest.raises(HfAlignError, match=r"x.jsonl: -5 is no label; what has none is -100"):
+        require_fit({**data, "labels": torch.tensor([[-5, 1, 2]])}, Path("x.jsonl"), tiny_gpt2())
 
 
 def test_text_is_masked_for_what_predicts_masked_tokens(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ _CONTEXT = 512
 _MASKED = 0.15
 """The share of tokens that a masked language model is to predict; all others have no label."""
 _TAKEN = "--data takes .safetensors, .jsonl, text, or a folder of images"
-_TABLES = (".csv", ".tsv")
+_TABLES = (".csv", ".tsv", ".parquet", ".xlsx")
+_LINES = (".jsonl", ".ndjson", ".json")
 _IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
@@ -50,9 +51,10 @@ def load_data(
         return _images(path, tokenizer_from, trust_remote_code)
     if not path.is_file():
         raise HfAlignError(f"{path}: no such file; {_TAKEN}")
-    if path.suffix in _TABLES:  # as text, its header and separators would be part of what is predicted
+    kind = path.suffix.lower()
+    if kind in _TABLES:  # as text, its header and separators would be part of what is predicted
         raise HfAlignError(f"{path} is a table; {_TAKEN}")
-    if path.suffix == ".safetensors":
+    if kind == ".safetensors":
         try:
             tensors = load_file(path)
         except SafetensorError as error:
@@ -62,7 +64,7 @@ def load_data(
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise HfAlignError(f"{path} is no text in UTF-8 (byte {error.start}); {_TAKEN}") from error
-    if path.suffix in (".jsonl", ".json"):
+    if kind in _LINES:
         rows = _rows(text, path)
         if "text" not in rows[0]:
             return _columns(rows, path)
@@ -91,9 +93,15 @@ def require_fit(data: Batch, path: Path, config: PretrainedConfig) -> Batch:
         raise HfAlignError(f"{path} holds {shapes or 'nothing'}; [examples, …] are needed, as many of each")
     if not all(bool(t.isfinite().all()) for t in data.values()):
         raise HfAlignError(f"{path} contains NaN or infinite values")
-    tokens = data.get("input_ids")
+    tokens, labels = data.get("input_ids"), data.get("labels")
     if tokens is not None:
         _require_tokens(tokens, path, model, config)
+    if (
+        labels is not None
+        and not labels.is_floating_point()
+        and bool((wrong := (labels < 0) & (labels != NO_LABEL)).any())
+    ):
+        raise HfAlignError(f"{path}: {int(labels[wrong][0])} is no label; what has none is {NO_LABEL}")
     return data
 
 
