@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import shutil
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -12,13 +13,21 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hf_align.cli.options import GENERAL, PANELS
+from hf_align.errors import OptionError
 
 _WIDEST, _NARROW, _COLUMN = 100, 64, 28
 """Columns: of a page, below which help stands under the name of its option, and where it begins beside it."""
 
 
 class Command(TyperCommand):
-    """A command with such a page."""
+    """A command with such a page; what it takes once is given once."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(ctx).parse_args(args=[*args])
+        for option, times in Counter[Any](order).items():
+            if times > 1 and option.param_type_name == "option" and not (option.multiple or option.is_flag):
+                raise OptionError(f"{max(option.opts, key=len)} is given {times} times, and takes one value")
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write("\n".join(_page(self, ctx)) + "\n")

@@ -88,7 +88,7 @@ def merge(
     typed = locals()
     effort = _effort(ctx, effort)  # first: what does not go with it may go with no other option either
     options = opt.chosen(typed)
-    _require_used(ctx, options, data)
+    _require_used(ctx, options, data, certify)
     _require_for_method(options, base, parameter, len(more or ()), effort)
     models = [opt.at_revision(model, revision) for model in (a, b, *(more or ()))]
     if len(set(models)) < len(models):
@@ -128,8 +128,12 @@ def _given(ctx: typer.Context, names: Iterable[str]) -> list[str]:
     return [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
 
 
-def _require_used(ctx: typer.Context, options: Options, data: Path | None) -> None:
+def _require_used(ctx: typer.Context, options: Options, data: Path | None, certify: bool | None) -> None:
     """Refuse what would do nothing."""
+    if certify and options.match == "none":
+        raise OptionError("--certify proves the symmetries that models are moved by, and --match none moves none")
+    if certify and options.method not in get_args(OwnMethod):
+        raise OptionError(f"--certify is not for --method {options.method}; hf-align certify proves the same")
     if options.match == "none" and (idle := _given(ctx, _OF_MATCHING)):
         raise OptionError(f"--{idle[0]} says how models are matched, and --match none matches nothing")
     if data is None and _given(ctx, ["points"]):

@@ -106,6 +106,8 @@ def read_parameters(written: list[str]) -> dict[str, Any]:
         name, equals, value = each.partition("=")
         if not (name and equals):
             raise HfAlignError(f"--parameter {each} is not of the form name=value")
+        if name in found:
+            raise HfAlignError(f"--parameter {name} is given twice")
         try:
             found[name] = json.loads(value)
         except ValueError:
