@@ -201,6 +201,21 @@ def test_a_tied_weight_that_is_stored_twice(tmp_path: Path) -> None:
     assert torch.equal(file["lm_head.weight"], file["model.embed_tokens.weight"])
 
 
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_whichever_of_tied_weights_is_stored_stands_in_for_both(name: str, tmp_path: Path) -> None:
+    """Where they are aligned apart; classes name either as the one that is kept (`DabDetrForObjectDetection`)."""
+    saved(CONFIGS["tied llama"], tmp_path / "0", 0)
+    tensors = load_file(tmp_path / "0" / "model.safetensors")
+    tensors[name] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, tmp_path / "0" / "model.safetensors")
+    checkpoint = Checkpoint.of_file(tmp_path / "0", "model.safetensors")
+    apart = build_without_weights(tiny_llama(tie_word_embeddings=False))
+    found = match_names(apart, checkpoint, {}, {"lm_head.weight": "model.embed_tokens.weight"})
+    links = found.by_memory()
+    assert not found.missing
+    assert {links[each].sources for each in ("model.embed_tokens.weight", "lm_head.weight")} == {(name,)}
+
+
 @pytest.mark.parametrize("options", [["--tie-word-embeddings"], [], ["--match", "none", "--method", "circuits"]])
 def test_a_tied_weight_stored_twice_with_two_values_is_refused(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -71,7 +71,8 @@ def match_names(
     Args:
         model: built without weights.
         ties: other names of tied weights -> the name that is kept.
-        aliases: names in memory -> the name that stands in where the checkpoint lacks them (a head that was tied).
+        aliases: of names in memory that were tied, other names -> the name that is kept: where the checkpoint lacks one
+            of them, another stands in.
 
     Raises:
         CheckpointError: tensors that do not convert into the model's, or not back.
@@ -99,7 +100,8 @@ def match_names(
     made = Names(tuple(links), (), ()).by_memory()
     missing = []
     for name in sorted({ties.get(name, name) for name in wanted} - made.keys()):
-        stand_in = made.get(aliases.get(name, ""))
+        kept = aliases.get(name, name)
+        stand_in = next((made[n] for n in (kept, *(a for a, k in aliases.items() if k == kept)) if n in made), None)
         if isinstance(stand_in, Renaming) and rename(name) == (name, None):
             links.append(Renaming(name, stand_in.source, name))
         else:
