@@ -450,3 +450,14 @@ def test_experts_of_their_own_sizes_are_called_in_several_ways() -> None:
     config = hf.MixtralConfig(num_hidden_layers=1, vocab_size=23, architectures=["MixtralForCausalLM"])
     ways = {mode.name for mode, _ in modes.find_modes(build_without_weights(config))}
     assert {"a step with a cache", "input_ids with attention_mask", "input_ids with position_ids"} <= ways
+
+
+def test_embeddings_that_are_compared_are_an_answer() -> None:
+    """Those of a speaker stand between two linear maps: without that, any map would do."""
+    config = hf.Wav2Vec2Config(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6, conv_dim=(4,), conv_kernel=(4,),
+        conv_stride=(4,), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_labels=3, tdnn_dim=(4, 6),
+        tdnn_kernel=(1, 1), tdnn_dilation=(1, 1), xvector_output_dim=5, architectures=["Wav2Vec2ForXVector"])  # fmt: skip
+    spec = derive(trace(config, length=16))
+    (factor,) = spec.parameters["classifier.weight"][1][0]
+    assert factor.space is None or spec.spaces[factor.space].group is None

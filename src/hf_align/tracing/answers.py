@@ -21,9 +21,10 @@ _SHOW = Trait.SAME | Trait.RESHAPES | Trait.REORDERS_AXES | Trait.ADDS_UNIT_AXES
 
 def answers_by_name(model: nn.Module, results: Any) -> dict[str, Any]:
     """The tensors that a model returns as an answer, though they may be stages on the way to the first: scores, what is
-    pooled, and of code that is not that of transformers what has a name that is none of a stage. A stage has a name of
-    the output class of transformers, ends like one of `_STAGES`, or may be given to the next call. Without names,
-    tensors are answers, but not what stands in tuples of its own: that is something of each layer.
+    pooled, what it calls its embeddings, and of code that is not that of transformers what has a name that is none of a
+    stage. A stage has a name of the output class of transformers, ends like one of `_STAGES`, or may be given to the
+    next call. Without names, tensors are answers, but not what stands in tuples of its own: that is something of each
+    layer.
 
     Args:
         results: with tensors, or their nodes.
@@ -52,7 +53,7 @@ def _declared(kind: type) -> Iterable[str]:
 
 
 def _is_score(name: str) -> bool:
-    return "logits" in name or name == "pooler_output"
+    return "logits" in name or name in ("pooler_output", "embeddings")
 
 
 def _leaves(path: str, value: Any) -> Iterable[tuple[str, Any]]:
