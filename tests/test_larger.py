@@ -91,6 +91,7 @@ def test_a_quarter_more_units_take_a_tenth_of_the_barrier_at_least(tmp_path: Pat
         (["--method", "regression", "--widen", "width=9"], "LlamaConfig has no size of that name"),
         (["--method", "regression", "--widen", "hidden_act=9"], "has no size of that name"),
         (["--method", "regression", "--widen", "intermediate_size=6"], "it is 6 already"),
+        (["--method", "regression", "--widen", "num_key_value_heads=7"], "--widen num_key_value_heads=7: "),
         (["--method", "regression", "--widen", "max_position_embeddings=32"], "no weight becomes larger"),
         (
             ["--method", "regression", "--widen", "intermediate_size=9", "--widen", "max_position_embeddings=32"],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
-from hf_align.errors import OptionError
+from hf_align.errors import IncompatibleModels, OptionError
 from hf_align.opening.models import Model
 from hf_align.opening.sizes import widened
 from hf_align.opening.variant import Variant
@@ -34,14 +34,22 @@ def enlarged(
         IncompatibleModels: what the models compute depends on such a size, or nothing can be widened so.
         OptionError: one of them makes no weight larger, and would only change what is computed.
     """
-    before = Variant(own.config)
+    try:
+        _require_larger(own.config, sizes)
+        config = with_values(own.config, sizes)
+        wide = Architecture(config, symmetries(config, specs))
+        made = [(model, *widened(model, own, wide)) for model in models]
+    except IncompatibleModels as error:
+        asked = " ".join(f"--widen {'.'.join(path)}={size}" for path, size in sizes.items())
+        raise IncompatibleModels(f"{asked}: {error}") from error
+    return [replace(model, weights=weights, enlarged=words) for model, weights, words in made], wide
+
+
+def _require_larger(config: PretrainedConfig, sizes: Mapping[Field, int]) -> None:
+    before = Variant(config)
     for path, size in sizes.items():
         if before.having({path: size}).shapes == before.shapes:
             raise OptionError(f"--widen: no weight becomes larger by {'.'.join(path)}")
-    config = with_values(own.config, sizes)
-    wide = Architecture(config, symmetries(config, specs))
-    made = [(model, *widened(model, own, wide)) for model in models]
-    return [replace(model, weights=weights, enlarged=words) for model, weights, words in made], wide
 
 
 def larger_sizes(config: PretrainedConfig, widths: Mapping[str, int]) -> dict[Field, int]:
