@@ -202,11 +202,19 @@ def test_a_turned_call_leaves_nothing_behind(tmp_path: Path, capsys: pytest.Capt
         ("dict.update(self.table, n=x)", "table"),
         ("for each in self.parts.values():\n            each['n'] = x", "parts"),
         ("outer(self.store, x)", "store"),
+        ("outer(x=self.weight, one=self.store)", "store"),
+        ("self.method(self.weight, self.store)", "store"),
+        ("Model.method(self, x, self.store)", "store"),
+        ("several(self.weight, x, self.store)", "store"),
+        ("several(*(x, self.store))", "store"),
         ("self.scale = x", "scale"),
     ],
 )
 def test_what_is_changed_under_another_name_is_changed(body: str, changed: str) -> None:
-    handing = "def outer(one, x):\n    inner(one, x)\ndef inner(other, x):\n    other['n'] = x\n"
+    handing = (
+        "def outer(one, x):\n    inner(one, x)\ndef inner(other, x):\n    other['n'] = x\n"
+        "def method(self, like, other):\n    other['n'] = like\ndef several(x, *others):\n    others[0]['n'] = x\n"
+    )
     source = f"class Model:\n    def forward(self, x):\n        {body}\n        return self.weight.get('w', self.bias)"
     assert changed in (found := set_later(handing + source)) and not found & {"weight", "bias"}
     assert changed not in set_later(handing + source.replace("forward", "__init__"))

@@ -39,14 +39,17 @@ def set_later(source: str) -> frozenset[str]:
     parts = [(function, node) for function in functions for node in ast.walk(function)]
     found = set[str]().union(*(_set(node, tree) for _, node in parts))
     changed = [(function, value) for function, node in parts for value in _changed(node)]
-    changing = set[str]()
+    calls = [(function, node) for function, node in parts if isinstance(node, ast.Call)]
+    changing = defaultdict[Named, set[str]](set)
     while changed:
         named = [(function, _names(value, function)) for function, value in changed]
         found.update(*(names for _, names in named))
-        more = {function.name for function, names in named if names & _arguments(function)} - changing
-        changing |= more  # what such a function is handed, it changes, too
-        calls = [(function, node) for function, node in parts if isinstance(node, ast.Call) and _called(node) in more]
-        changed = [(function, value) for function, call in calls for value in (*call.args, *_values(call))]
+        more = [(function, names & _arguments(function.args) - changing[function]) for function, names in named]
+        for function, arguments in more:
+            changing[function] |= arguments  # what is handed to such an argument is changed, too
+        changed = [(caller, value) for caller, call in calls for function, arguments in more
+                   if arguments and function.name == _called(call)
+                   for value in _handed(call, function.args, arguments)]  # fmt: skip
     return frozenset(found)
 
 
@@ -99,13 +102,13 @@ def _names(value: ast.expr | None, function: Named, asked: frozenset[str] = froz
     match value:
         case ast.Attribute(value=owner, attr=name):
             return {name} | _names(owner, function, asked)
-        case ast.Subscript(value=owner):
+        case ast.Subscript(value=owner) | ast.Starred(value=owner):
             return _names(owner, function, asked)
         case ast.Call(func=ast.Attribute(value=owner, attr=method)) if method in _HANDS_OUT:
             return _names(owner, function, asked)
         case ast.IfExp(body=first, orelse=second):
             return _names(first, function, asked) | _names(second, function, asked)
-        case ast.BoolOp(values=values):
+        case ast.BoolOp(values=values) | ast.Tuple(elts=values) | ast.List(elts=values):
             return set().union(*(_names(each, function, asked) for each in values))
         case ast.Name(id=name) if name not in asked and name not in ("self", "cls"):
             bound = [v for node in ast.walk(function) for target, v in bindings(node) if _binds(target, name)]
@@ -117,9 +120,32 @@ def _binds(target: ast.expr, name: str) -> bool:
     return any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(target))
 
 
-def _arguments(function: Named) -> set[str]:
-    given = function.args
-    return {argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+def _arguments(given: ast.arguments) -> set[str]:
+    return {*_in_order(given), *(a.arg for a in given.kwonlyargs), *_open(given)}
+
+
+def _in_order(given: ast.arguments) -> list[str]:
+    return [argument.arg for argument in (*given.posonlyargs, *given.args)]
+
+
+def _open(given: ast.arguments) -> set[str]:
+    """The names of what takes as many arguments as there are."""
+    return {argument.arg for argument in (given.vararg, given.kwarg) if argument is not None}
+
+
+def _handed(call: ast.Call, given: ast.arguments, names: set[str]) -> Iterator[ast.expr]:
+    """What a call hands to some arguments of a function, or may: which is the first of a method depends on whether its
+    object is one of them."""
+    order, more = _in_order(given), int(isinstance(call.func, ast.Attribute))
+    is_spread = any(isinstance(value, ast.Starred) for value in call.args) or any(k.arg is None for k in call.keywords)
+    for number, value in enumerate(call.args):
+        takes = {*order[number : number + 1 + more], *(_open(given) if number + more >= len(order) else ())}
+        if is_spread or names & takes:
+            yield value
+    for keyword in call.keywords:
+        takes = {keyword.arg or ""} if keyword.arg in _arguments(given) - _open(given) else _open(given)
+        if is_spread or names & takes:
+            yield keyword.value
 
 
 def _called(call: ast.Call) -> str:
@@ -127,10 +153,6 @@ def _called(call: ast.Call) -> str:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
     return ""
-
-
-def _values(call: ast.Call) -> list[ast.expr]:
-    return [keyword.value for keyword in call.keywords]
 
 
 def _held(tree: ast.Module) -> set[str]:
