@@ -24,7 +24,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, order = self.make_parser(ctx).parse_args(args=[*args])
-        for option, times in Counter[Any](order).items():
+        for option, times in Counter[Any](order).items() if not ctx.resilient_parsing else ():
             if times > 1 and option.param_type_name == "option" and not (option.multiple or option.is_flag):
                 raise OptionError(f"{max(option.opts, key=len)} is given {times} times, and takes one value")
         return super().parse_args(ctx, args)
