@@ -75,8 +75,8 @@ class Changes:
         copies = _in_memory(model.checkpoint.copies, in_memory)
         program = program_of(models.network, noise(trace(models.network.config)))
         fitted = [site for site in sites(program) if site.groups == 1 and site.parameter in parts]
-        for name in parts.keys() - {name for site in fitted for name in (site.parameter, site.bias)}:
-            raise HfAlignError(_NOT_FOUND.format(name))
+        if other := sorted(parts.keys() - {name for site in fitted for name in (site.parameter, site.bias)}):
+            raise HfAlignError(_NOT_FOUND.format(other[0]))
         return cls(model.checkpoint.adapter, parts, copies)
 
     @property
@@ -144,8 +144,8 @@ def _parts(checkpoint: AdaptedCheckpoint) -> Mapping[str, LowRank | str]:
 
 
 def _in_memory(by_disk: Mapping[str, _T], names: Mapping[str, str]) -> dict[str, _T]:
-    for on_disk in by_disk.keys() - names.keys():
-        raise HfAlignError(_NOT_FOUND.format(on_disk))
+    if other := sorted(by_disk.keys() - names.keys()):
+        raise HfAlignError(_NOT_FOUND.format(other[0]))
     return {names[on_disk]: found for on_disk, found in by_disk.items()}
 
 

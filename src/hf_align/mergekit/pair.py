@@ -57,7 +57,7 @@ def merge_pair(
         "base_model": "base" if base is not None else _base_among(options.method),
     }
     config = parse(recipe)
-    known = _known(options.method, parameters)
+    known = _parameters_of(options.method, parameters)
     if "weight" not in known and options.weight != 0.5:
         raise OptionError(f"--method {options.method} gives no model a weight of its own: leave --weight out")
     named = {"a": a, "b": b, **({"base": base} if base is not None else {})}
@@ -115,7 +115,7 @@ def read_parameters(written: list[str]) -> dict[str, Any]:
     return found
 
 
-def _known(method: str, parameters: Mapping[str, Any]) -> frozenset[str]:
+def _parameters_of(method: str, given: Mapping[str, Any]) -> frozenset[str]:
     """The parameters that a method has; what mergekit would not look at is refused, and what it would miss.
 
     Raises:
@@ -123,15 +123,15 @@ def _known(method: str, parameters: Mapping[str, Any]) -> frozenset[str]:
     """
     from mergekit import merge_methods
 
-    if "weight" in parameters:  # each model has one of its own, which mergekit takes first
+    if "weight" in given:  # each model has one of its own, which mergekit takes first
         raise HfAlignError("--parameter weight is not looked at; --weight is the share of B")
     said = merge_methods.get(method).spec.parameters
     known = frozenset(parameter.name for parameter in said)
-    if unknown := sorted(parameters.keys() - known):
+    if unknown := sorted(given.keys() - known):
         others = ", ".join(sorted(known)) or "none"
         raise HfAlignError(f"--method {method} has no parameter {unknown[0]}; it has {others}")
     needed = {parameter.name for parameter in said if parameter.required} - {"weight"}
-    if missing := sorted(needed - parameters.keys()):
+    if missing := sorted(needed - given.keys()):
         raise HfAlignError(f"--method {method} needs --parameter {missing[0]}=VALUE")
     return known
 
