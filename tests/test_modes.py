@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers as hf
-from conftest import small, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
+from conftest import small, tiny_bert, tiny_gpt2, tiny_llama, tiny_t5, tiny_vit
 from torch import Generator, Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from traps import test_modes as families
@@ -24,9 +26,13 @@ from hf_align.symmetry.groups.dense import Orthogonal
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.tracing import modes
 from hf_align.tracing.alike import _equal_columns, _is_block
+from hf_align.tracing.branches.explore import Conditions
+from hf_align.tracing.branches.rewritten import Place
 from hf_align.tracing.build import build_without_weights
+from hf_align.tracing.mode import Mode, at_length
 from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.small.shrink import shrink
+from hf_align.tracing.thresholds import _affordable
 from hf_align.tracing.trace import trace
 
 
@@ -457,7 +463,24 @@ def test_embeddings_that_are_compared_are_an_answer() -> None:
     config = hf.Wav2Vec2Config(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6, conv_dim=(4,), conv_kernel=(4,),
         conv_stride=(4,), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_labels=3, tdnn_dim=(4, 6),
-        tdnn_kernel=(1, 1), tdnn_dilation=(1, 1), xvector_output_dim=5, architectures=["Wav2Vec2ForXVector"])  # fmt: skip
+        tdnn_kernel=(1, 1), tdnn_dilation=(1, 1), xvector_output_dim=5,
+        architectures=["Wav2Vec2ForXVector"])  # fmt: skip
     spec = derive(trace(config, length=16))
     (factor,) = spec.parameters["classifier.weight"][1][0]
     assert factor.space is None or spec.spaces[factor.space].group is None
+
+
+def test_the_longest_text_is_as_long_as_what_it_computes_of_pairs_allows() -> None:
+    """The buckets of T5 are computed of all pairs of positions, in a dozen tables that are held till it is recorded."""
+    assert _affordable(trace(tiny_llama())) == 4098
+    assert 600 < _affordable(trace(tiny_t5())) < 2000
+
+
+def test_a_condition_is_turned_in_the_longest_texts_only_if_no_others_met_it() -> None:
+    conditions, place = Conditions(), Place("code.py", 1, 0, "test", False)
+    program = trace(tiny_llama())
+    for length in (700, 12, 24):
+        example = at_length(program.example, length, 1)
+        assert example is not None
+        conditions.note(Mode(str(length), example), replace(program, taken={(place, ""): frozenset([True])}))
+        assert max(mode.extent[1] for mode in conditions.calls(place)) == {700: 700, 12: 12, 24: 24}[length]

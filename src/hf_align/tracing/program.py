@@ -21,6 +21,9 @@ from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import op_name
 from hf_align.tracing.reasons import HELPERS
 
+WORKED_OUT = "worked out"
+"""Under which the last node of a recorded graph notes the shapes and bytes of what was computed of constants alone."""
+
 
 @dataclass(frozen=True)
 class Evidence:

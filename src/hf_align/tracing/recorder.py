@@ -42,6 +42,7 @@ from hf_align.tracing.memory import can_be_put_back, owner, remember_view, writt
 from hf_align.tracing.nested import leaves, mapped
 from hf_align.tracing.ops import Trait, does, made_of
 from hf_align.tracing.parted import Parts, Some, numbers_told
+from hf_align.tracing.program import WORKED_OUT
 from hf_align.tracing.reasons import keeps_numbers, needs_numbers
 from hf_align.tracing.results import Made, behaviour_of, blank_like, described, result_of, targets_of
 from hf_align.tracing.returned import returned
@@ -119,7 +120,8 @@ class Recorder(ProxyTorchDispatchMode):
         if (at := self.parts.open_question) is not None:
             raise needs_numbers(at)
         outputs = returned(model, results)
-        self.writer.graph.output(tuple(self._node(t) for t in outputs))
+        end = self.writer.graph.output(tuple(self._node(t) for t in outputs))
+        end.meta[WORKED_OUT] = [(tuple(t.shape), t.nbytes) for t in self.alive if not isinstance(t, FakeTensor)]
         for answer in answers_by_name(model, results).values():
             self._node(answer).meta[ANSWER] = True
         recorded = _LazyGraphModule(self.attributes, self.writer.graph)  # few are ever run

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import cycle
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 from transformers import PreTrainedModel
 
 from hf_align.errors import IncompatibleModels
@@ -20,15 +20,15 @@ from hf_align.tracing.mode import extent
 from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.own_code import code_of, files_of
-from hf_align.tracing.program import Program, evidence
+from hf_align.tracing.program import WORKED_OUT, Program, evidence
 from hf_align.tracing.resized import LEAST, LONGEST, numbers_in_code, numbers_noted, spread
 from hf_align.tracing.ways import positions
 
 _FARTHEST = 4098
 """Positions up to which code is traced that a model brings along: two beyond 4096. Where something else is done there,
 what turns by position is looked at in every place, which takes gigabytes."""
-_BYTES = 2**31
-"""That masks may take: those of many heads are given shorter texts."""
+_BYTES = 3 * 2**27
+"""That masks, and what they are computed of, may take: where that is much, texts are shorter."""
 _LENGTHS = 5
 """Longer texts that are traced at most."""
 _FAR = 2
@@ -67,10 +67,11 @@ def extents_beyond(model: PreTrainedModel, program: Program) -> list[tuple[int, 
 
 
 def _affordable(program: Program) -> int:
-    """Tokens of the longest text that is traced: what is computed of pairs of positions grows with their square."""
+    """Tokens of the longest text that is traced: what is computed of pairs of positions grows with their square, and is
+    held as long as a call is recorded."""
     length = extent(program.example)[1]
-    found = {id(value): value for value in program.constants.values() if isinstance(value, Tensor)}
-    of_pairs = sum(value.nbytes for value in found.values() if value.shape.count(length) > 1)
+    made = program.graph.output_node().meta.get(WORKED_OUT, ())
+    of_pairs = sum(size for shape, size in made if shape.count(length) > 1)
     return max(LONGEST, min(_FARTHEST, int(length * math.sqrt(_BYTES / max(1, of_pairs)))))
 
 

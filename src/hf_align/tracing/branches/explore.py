@@ -25,7 +25,7 @@ from hf_align.tracing.branches.taken import NOTED, Turn
 from hf_align.tracing.documented import NOT_ASKED
 from hf_align.tracing.mode import Mode
 from hf_align.tracing.program import Program
-from hf_align.tracing.resized import spread
+from hf_align.tracing.resized import LONGEST, spread
 
 _CALLS = 4
 """Calls in which a condition is turned, and the largest: what a branch does may show in some only."""
@@ -162,8 +162,10 @@ class Conditions:
         return [*self._met]
 
     def calls(self, place: Place) -> list[Mode]:
-        """Some that met a condition, the largest last; such as turn others only where it stands behind one of them."""
+        """Some that met a condition, the largest last; such as turn others only where it stands behind one of them, and
+        of the longest texts, which take gigabytes, only where no others met it."""
         plain = [mode for mode in self._met[place] if not mode.turned_at]
+        plain = [mode for mode in plain if mode.extent[1] <= LONGEST] or plain
         calls = [mode for mode in plain or self._met[place] if len(mode.turned_at) < _DEEP]
         largest = sorted(calls, key=lambda mode: math.prod(mode.extent))[-1:]
         return [*(mode for mode in spread(calls, _CALLS) if mode not in largest), *largest]
