@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -380,12 +380,19 @@ def wrong(**options: Any) -> Callable[[Model, Model], Any]:
         (wrong(device="gpu"), "gpu is no device"),
         (wrong(device=[0]), "is no device"),
         (lambda a, b: hf_align.evaluate(a, b, [{"input_ids": "In the beginning"}]), "is text"),
+        (lambda a, b: hf_align.evaluate(a, b, torch.ones(2, 8).long()), "data is a tensor; say which argument it is"),
     ],
 )
 def test_what_cannot_be_is_said(call: Callable[[Model, Model], Any], said: str) -> None:
     a, b = built(tiny_llama(), 0), built(tiny_llama(), 1)
     with pytest.raises(OptionError, match=said):
         call(a, b)
+
+
+def test_a_text_is_no_path() -> None:
+    a, b = built(tiny_llama(), 0), built(tiny_llama(), 1)
+    with pytest.raises(hf_align.HfAlignError, match=r"In the beginning .* is no path"):
+        hf_align.evaluate(a, b, "In the beginning " * 100)
 
 
 def literals(hint: Any) -> list[str]:
@@ -449,6 +456,26 @@ def test_models_that_do_not_belong_together() -> None:
     of_ones_own = type("OfOnesOwn", (LlamaForCausalLM,), {})
     with pytest.raises(hf_align.IncompatibleModels, match=r"OfOnesOwn is not known to transformers: register it"):
         hf_align.align(of_ones_own(tiny_llama()), to=a)
+
+
+def test_a_state_dict_stays_tied() -> None:
+    """No config goes with it that would say otherwise; one that an alignment of live models unties is said to be."""
+    config = tiny_gpt2(tie_word_embeddings=True, initializer_range=0.5)
+    a, b = built(config, 0), built(config, 1)
+    states = [{n: t.clone() for n, t in m.state_dict().items()} for m in (a, b)]
+    x = torch.arange(8)[None]
+
+    def answer(state: Mapping[str, Tensor]) -> Tensor:
+        model = built(config, 2)
+        model.load_state_dict(state)
+        logits: Tensor = model(input_ids=x).logits
+        return logits
+
+    moved = hf_align.align(states[1], to=states[0], config=config).apply(states[1])
+    torch.testing.assert_close(answer(moved), b(input_ids=x).logits, rtol=1e-4, atol=1e-4)
+    apart = hf_align.align(b, to=a, untie=True)
+    with pytest.warns(UserWarning, match=r"lm_head.weight and transformer.wte.weight are one .* and two in"):
+        apart.apply(b.state_dict())
 
 
 def test_why_a_live_model_does_not_run_is_said() -> None:

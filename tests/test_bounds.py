@@ -131,6 +131,15 @@ def test_yaml_that_stands_for_more_than_anyone_writes(text: str, tmp_path: Path)
     assert run("mergekit", file, tmp_path / "out") == 2 and not (tmp_path / "out").exists()
 
 
+def test_a_key_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.yml").write_text("models: [{model: a, model: b}]\nalign: true\nalign: false\n")
+    with pytest.raises(HfAlignError, match="gives align twice, again in line 3"):
+        read_yaml(tmp_path / "r.yml")
+    (tmp_path / "r.yml").write_text("models: [{model: a, model: b}, {model: a}]\nalign: true\n")
+    with pytest.raises(HfAlignError, match="gives model twice, again in line 1"):
+        read_yaml(tmp_path / "r.yml")
+
+
 def test_yaml_as_people_write_it(tmp_path: Path) -> None:
     (tmp_path / "r.yml").write_text("a: &a {x: [1, 2]}\nb: *a\nc: [*a, *a]\n")
     found = read_yaml(tmp_path / "r.yml")

@@ -83,3 +83,5 @@ def test_a_model_that_does_not_merge_ends_training_in_one_line(tmp_path: Path) -
         trainer.train()
     with pytest.raises(ValueError, match="match is 'weights'"):
         hf_align.BarrierCallback(trainer, built(tiny_llama(), 0), {}, match="weights")
+    with pytest.raises(ValueError, match="points is 2; a whole number is needed, at least 3"):
+        hf_align.BarrierCallback(trainer, built(tiny_llama(), 0), {}, points=2)

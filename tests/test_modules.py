@@ -42,9 +42,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import GPT2LMHeadModel
 
 import hf_align
 from hf_align.errors import OptionError
+from hf_align.tracing.branches.taken import brought
+from hf_align.tracing.build import build_without_weights
 
 EXACT = 1e-11
 """Of outputs in float64."""
@@ -483,3 +486,14 @@ def test_programs_are_compared_and_not_names() -> None:
 def test_what_does_not_go_with_a_module(call: Callable[[Any, Tensor], Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         call(mlp(), torch.randn(4, 6))
+
+
+def test_a_model_of_transformers_is_a_plain_module_with_inputs() -> None:
+    """With a layer in place of its own; nothing of what holds it here is its code."""
+    a, b = (GPT2LMHeadModel(tiny_gpt2(initializer_range=0.5)).eval() for _ in range(2))
+    for model in (a, b):
+        model.transformer.h[0].mlp.act = nn.Tanh()
+    x = torch.arange(8)[None]
+    alignment = hf_align.align(b, to=a, inputs={"input_ids": x})
+    torch.testing.assert_close(alignment.apply(b)(x).logits, b(x).logits, rtol=1e-4, atol=1e-4)
+    assert not brought(build_without_weights(alignment.config))

@@ -86,7 +86,8 @@ def align(
         residual: the group that is searched for the residual stream.
         heads: how attention heads are paired.
         spaces: patterns of the names of the spaces that may move; all of them without one.
-        untie: align the head apart from the embedding that it is tied to; None decides by what that gains.
+        untie: align the head apart from the embedding that it is tied to; None decides by what that gains, and leaves
+            the two tied in state dicts, with which no config goes that would say it.
         inputs: what plain modules are called with: a tensor, a tuple of arguments, a dict of named ones, or a list of
             such calls; by default it is taken from the first batch of `data`.
         device: where models run; an accelerator if there is one.
@@ -120,6 +121,8 @@ def align(
     names = [f"model {i}" for i in range(1, len(given) + 1)] if several else ["B"]
     if not given:
         raise OptionError("there is no model to align")
+    if untie is None and any(isinstance(each, Mapping) for each in (to, *given)):
+        untie = False
     inputs = called_with(inputs, data, to)
     reference = take(to, config, inputs=inputs, called="A")
     others = [take(m, config, inputs=inputs, called=name) for m, name in zip(given, names, strict=True)]

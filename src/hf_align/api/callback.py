@@ -11,7 +11,7 @@ from hf_align.api.evaluate import evaluate
 from hf_align.api.examples import Data, called_with
 from hf_align.api.given import Model, take
 from hf_align.api.module_data import reusable
-from hf_align.settings.choices import Match, checked
+from hf_align.settings.choices import Match, checked, whole
 from hf_align.tracing.module_calls import Inputs
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class BarrierCallback(TrainerCallback):
         self.data = reusable(data)
         self.inputs = called_with(inputs, self.data, reference)
         self.reference = take(reference, inputs=self.inputs, called="the reference").model
-        self.points = points
+        self.points = whole("points", points, 3)
         self.tokenizer = tokenizer
         self._witnessed = False
 

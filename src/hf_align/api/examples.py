@@ -94,6 +94,8 @@ def _of_one_number(objective: Loss) -> Loss:
 def _batch(data: Any, given: Given, tokenizer: PreTrainedTokenizerBase | None) -> Batch:
     if isinstance(data, Mapping):
         return {name: torch.as_tensor(value) for name, value in data.items()}
+    if isinstance(data, Tensor):
+        raise OptionError('data is a tensor; say which argument it is, as in {"input_ids": tensor}')
     if not isinstance(data, Iterable):
         raise OptionError(f"data is {data!r}; a path, texts, a dataset, a DataLoader or tensors by name are needed")
     found: list[Any] = []

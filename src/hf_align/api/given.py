@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Container, Mapping
+import warnings
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, TypeVar, cast
@@ -87,6 +88,9 @@ class Given:
         """
         if isinstance(self.model, nn.Module):
             return _live(self.model, weights, config, spec)
+        for name, other in _shared({n: t for n, t in self.model.items() if n in spec.parameters}):
+            warnings.warn(f"{name} and {other} are one in the state dict and two in the new one: load it by the config "
+                          "of the alignment, which does not tie them", stacklevel=3)  # fmt: skip
         names = {name: name for name in spec.parameters} | dict(spec.ties)
         known = {**self.model, **{n: self.model[kept] for n, kept in self.holds.ties.items() if kept in self.model}}
         alike = {n: torch.empty_like(known[n] if n in known else known[kept]) for n, kept in names.items()}
@@ -242,6 +246,14 @@ def _fill(held: Tensor | None, new: Tensor) -> Tensor:
     """Write numbers into a tensor: what refers to it, its layout, dtype, device and class stay."""
     assert held is not None
     return held.copy_(new)
+
+
+def _shared(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """The names of tensors that lie in the same memory, with the name of the first that does."""
+    first = dict[int, str]()
+    for name, tensor in tensors.items():
+        if tensor.numel() and not tensor.is_meta and first.setdefault(tensor.data_ptr(), name) != name:
+            yield name, first[tensor.data_ptr()]
 
 
 def _live(model: nn.Module, weights: Mapping[str, Tensor], config: PretrainedConfig, spec: SymmetrySpec) -> nn.Module:

@@ -47,9 +47,13 @@ def load_data(
     Raises:
         HfAlignError: the file is missing, empty, a table, or needs a tokenizer that is not there.
     """
-    if path.is_dir():
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as error:  # a text is no path
+        raise HfAlignError(f"{str(path)[:40]}… is no path ({error.strerror}); {_TAKEN}") from error
+    if is_folder:
         return _images(path, tokenizer_from, trust_remote_code)
-    if not path.is_file():
+    if not is_file:
         raise HfAlignError(f"{path}: no such file; {_TAKEN}")
     kind = path.suffix.lower()
     if kind in _TABLES:  # as text, its header and separators would be part of what is predicted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,31 @@ def _require_plain(text: str, path: Path) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
             raise HfAlignError(f"{path} is nested more than {_DEEPEST} levels deep")
-    if sum(_size(root, {}) for root in yaml.compose_all(text, Loader=yaml.SafeLoader) if root is not None) > _LARGEST:
+    roots = [root for root in yaml.compose_all(text, Loader=yaml.SafeLoader) if root is not None]
+    if sum(_size(root, {}) for root in roots) > _LARGEST:
         raise HfAlignError(f"{path}: its aliases stand for more than {_LARGEST} values")
+    for key in (key for root in roots for key in _repeated(root)):
+        raise HfAlignError(f"{path} gives {key.value} twice, again in line {key.start_mark.line + 1}")
 
 
 def _size(node: yaml.Node, known: dict[int, float]) -> float:
     """Nodes below and with this one, every alias counted as a copy; infinite where one is inside itself."""
     if id(node) not in known:
         known[id(node)] = float("inf")
-        children = (
-            [child for pair in node.value for child in pair] if isinstance(node, yaml.MappingNode) else node.value
-        )
-        known[id(node)] = 1 + sum(_size(c, known) for c in children if isinstance(c, yaml.Node))
+        known[id(node)] = 1 + sum(_size(c, known) for c in _children(node))
     return known[id(node)]
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    parts = [child for pair in node.value for child in pair] if isinstance(node, yaml.MappingNode) else node.value
+    return [part for part in parts if isinstance(part, yaml.Node)]
+
+
+def _repeated(node: yaml.Node) -> Iterator[yaml.Node]:
+    """Keys that a mapping gives again, of which YAML would take the last."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    keys = [key for key, _ in pairs if isinstance(key, yaml.ScalarNode)]
+    names = [(key.tag, key.value) for key in keys]
+    yield from (key for i, key in enumerate(keys) if names[i] in names[:i])
+    for child in _children(node):
+        yield from _repeated(child)

@@ -16,8 +16,9 @@ from transformers import PretrainedConfig
 from hf_align.tracing.fields import parts
 
 LIBRARIES = ("torch.", "transformers.modeling_utils", "transformers.generation", "transformers.integrations")
-_TOOLS = (*LIBRARIES, "transformers.utils", "transformers.configuration_utils", "transformers.distributed")
-"""What modelling code is built with."""
+_TOOLS = (*LIBRARIES, "transformers.utils", "transformers.configuration_utils", "transformers.distributed",
+          f"{__name__.partition('.')[0]}.")  # fmt: skip
+"""What modelling code is built with, and what holds a plain module here."""
 
 
 _SENTENCE = 40
