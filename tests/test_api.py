@@ -240,7 +240,7 @@ def test_an_alignment_of_other_weights_is_told_from_one_of_these() -> None:
     """Of the same two in the other order, say."""
     a, b = built(tiny_llama(), 0), built(tiny_llama(), 1)
     alignment = hf_align.align(b, to=a)
-    with pytest.warns(UserWarning, match="the alignment of model 2 was found for other weights") as warned:
+    with pytest.warns(UserWarning, match="the alignment of B was found for other weights") as warned:
         hf_align.merge([b, a], align=alignment)
         hf_align.interpolate(b, a, 0.3, align=alignment)
     assert [w.filename for w in warned if w.category is UserWarning] == [__file__] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from string import ascii_uppercase
 from typing import Any, overload
 
 import torch
@@ -118,7 +119,7 @@ def align(
     checked("untie", untie, (None, True, False)), checked("witness", witness, (True, False))
     several, data = isinstance(model, (list, tuple)), reusable(data)
     given: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
-    names = [f"model {i}" for i in range(1, len(given) + 1)] if several else ["B"]
+    names = called_beside(len(given))
     if not given:
         raise OptionError("there is no model to align")
     if untie is None and any(isinstance(each, Mapping) for each in (to, *given)):
@@ -146,6 +147,11 @@ def align(
         said = hold_all(moved, devices.running).as_json() if witness else None
         alignments.append(Alignment(aligned_config, spec, matched.b, matched.a, matched.distance, said))
     return alignments if several else alignments[0]
+
+
+def called_beside(count: int) -> list[str]:
+    """What messages call models beside the first one, which is A: B, C and so on."""
+    return [ascii_uppercase[i] if i < len(ascii_uppercase) else f"model {i + 1}" for i in range(1, count + 1)]
 
 
 def _in_common(reference: Given, others: Sequence[Given], untie: bool | None) -> PretrainedConfig:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from hf_align.api.align import align as find
+from hf_align.api.align import called_beside
 from hf_align.api.alignment import Alignment
 from hf_align.api.examples import Data, called_with, examples
 from hf_align.api.given import Given, Kind, Model, take
@@ -116,7 +117,7 @@ def merge(
         data = reusable(data)
         inputs = called_with(inputs, data, *models)
         alignments = _alignments(models, align, data, inputs, device, config, tokenizer, witness)
-        named = [(m, f"model {i}") for i, m in enumerate(models, start=1)]
+        named = [*zip(models, ["A", *called_beside(len(models) - 1)], strict=True)]
         if alignments:
             given = [alignments[0].taken(m, config, called=name) for m, name in named]
             if not isinstance(align, str):
