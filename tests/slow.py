@@ -13,7 +13,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-QUICK, BEARABLE = 0.4, 1.5
+QUICK, BEARABLE = 0.35, 1.5
 LIST = Path(__file__).with_suffix(".txt")
 
 
