@@ -92,13 +92,8 @@ class AdaptedCheckpoint(Checkpoint):
     ) -> None:
         super().__init__(base.folder, base._tensors, base._remote)
         self._adapter = adapter
-        self._low_rank = low_rank
+        self.low_rank = low_rank
         self._replaced = replaced
-
-    @property
-    def low_rank(self) -> Mapping[str, LowRank]:
-        """What the adapter changes by two factors, by name on disk."""
-        return self._low_rank
 
     @cached_property
     def copies(self) -> Mapping[str, str]:
@@ -113,7 +108,7 @@ class AdaptedCheckpoint(Checkpoint):
     @property
     def parts(self) -> Mapping[str, LowRank | str]:
         """What the adapter changes, by name on disk: by two factors, or by a tensor of its own, which is named."""
-        return {**self._low_rank, **{n: own for n, own in self._replaced.items() if n not in self.copies}}
+        return {**self.low_rank, **{n: own for n, own in self._replaced.items() if n not in self.copies}}
 
     @property
     def adapter(self) -> Checkpoint:
@@ -124,11 +119,11 @@ class AdaptedCheckpoint(Checkpoint):
         found = super().entries(name, start, stop, into)
         if name in self._replaced:
             found = self._adapter.entries(self._replaced[name], start, stop).to(found.dtype)
-        if name not in self._low_rank:
+        if name not in self.low_rank:
             return found
         columns = math.prod(self.info(name).shape[1:])
         first, last = start // columns, -(-stop // columns)
-        change = self._low_rank[name].rows(self._adapter, first, last).flatten()
+        change = self.low_rank[name].rows(self._adapter, first, last).flatten()
         change = change[start - first * columns : stop - first * columns]
         return (found.to(torch.promote_types(found.dtype, torch.float32)) + change).to(found.dtype)
 

@@ -87,22 +87,27 @@ class Changes:
 
     @property
     def owners(self) -> dict[str, str]:
-        """The weight that each tensor of the adapter is of."""
-        copies = {tensor: name for name, tensor in self.copies.items()}
-        return copies | {tensor: name for name, part in self.parts.items()
-                         for tensor in ((part.down, part.up) if isinstance(part, LowRank) else (part,))}  # fmt: skip
+        """The weight that each tensor of the adapter changes."""
+        return {tensor: name for name, part in self.parts.items()
+                for tensor in ((part.down, part.up) if isinstance(part, LowRank) else (part,))}  # fmt: skip
 
     @property
     def plan(self) -> ShardPlan:
         """One file, with the tensors of the adapter as it was trained."""
-        found = [(name, self.adapter.info(name)) for name in sorted(self.owners)]
+        found = [(name, self.adapter.info(name)) for name in sorted([*self.owners, *self.copies.values()])]
         ordered = sorted(found, key=lambda each: -each[1].dtype.itemsize)
         return ShardPlan((Shard(WEIGHTS, tuple((n, tuple(i.shape), i.dtype) for n, i in ordered)),))
 
     def entries(self, before: Weights, after: Weights) -> Entries:
         """The adapter's tensors, for which one set of weights becomes another."""
-        owners = self.owners
-        return whole(lambda tensor: require_held(tensor, self._tensors(owners[tensor], before, after)[tensor]))
+        owners, copied = self.owners, {tensor: name for name, tensor in self.copies.items()}
+
+        def read(tensor: str) -> Tensor:
+            if tensor in copied:
+                return before[copied[tensor]].to(self.adapter.info(tensor).dtype)
+            return self._tensors(owners[tensor], before, after)[tensor]
+
+        return whole(lambda tensor: require_held(tensor, read(tensor)))
 
     def read_back(self, before: Weights, after: Weights) -> Weights:
         """What one set of weights becomes with the adapter's tensors, in the dtypes that these are written in."""
@@ -120,13 +125,11 @@ class Changes:
 
     def _tensors(self, name: str, before: Weights, after: Weights) -> dict[str, Tensor]:
         """Those of one weight, by name in the adapter."""
-        part, old, found = self.parts.get(name), before[name].float(), after[name].float()
-        kept = {n: old.to(self.adapter.info(n).dtype) for n in (self.copies.get(name),) if n is not None}
-        if part is None:
-            return kept
+        part, found = self.parts[name], after[name].float()
         if isinstance(part, str):
             return {part: found.to(self.adapter.info(part).dtype)}
-        return kept | part.factors(found - old, self.adapter, float(old.norm()))
+        old = before[name].float()
+        return part.factors(found - old, self.adapter, float(old.norm()))
 
 
 def _parts(checkpoint: AdaptedCheckpoint) -> Mapping[str, LowRank | str]:

@@ -75,9 +75,10 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 def _repeated(node: yaml.Node) -> Iterator[yaml.Node]:
     """Keys that a mapping gives again, of which YAML would take the last."""
-    pairs = node.value if isinstance(node, yaml.MappingNode) else []
-    keys = [key for key, _ in pairs if isinstance(key, yaml.ScalarNode)]
-    names = [(key.tag, key.value) for key in keys]
-    yield from (key for i, key in enumerate(keys) if names[i] in names[:i])
+    pairs, seen = node.value if isinstance(node, yaml.MappingNode) else (), set[tuple[str, str]]()
+    for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode)):
+        if (key.tag, key.value) in seen:
+            yield key
+        seen.add((key.tag, key.value))
     for child in _children(node):
         yield from _repeated(child)
