@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -118,13 +119,15 @@ def test_state_dicts_come_back_as_such() -> None:
         hf_align.merge(states, config=config)
 
 
-def test_a_state_dict_may_lack_the_other_name_of_a_tied_weight() -> None:
-    """As a file of a tied model does; alignment unties its head."""
+@pytest.mark.parametrize("untie", [None, True])
+def test_a_state_dict_may_lack_the_other_name_of_a_tied_weight(untie: bool | None) -> None:
+    """As a file of a tied model does, which stays tied unless it is asked for."""
     a, b = (built(tiny_gpt2(tie_word_embeddings=True), seed) for seed in (0, 1))
     stored = {n: t for n, t in b.state_dict().items() if n != "lm_head.weight"}
-    alignment = hf_align.align(stored, to=a, config=b.config)
+    alignment = hf_align.align(stored, to=a, config=b.config, untie=untie)
     moved, live = alignment.apply(stored), alignment.apply(b).state_dict()
-    assert moved.keys() == live.keys() and all(torch.equal(t, live[n]) for n, t in moved.items())
+    assert moved.keys() == (live.keys() if untie else stored.keys())
+    assert all(torch.equal(t, live[n]) for n, t in moved.items())
 
 
 def test_state_dicts_that_hold_something_else_are_refused() -> None:
@@ -188,7 +191,10 @@ def test_an_alignment_goes_to_the_hub_and_back(hub: Any, tmp_path: Path) -> None
     alignment = hf_align.align(b, to=a, witness=False)
     assert "alice/b-to-a" in alignment.push_to_hub("alice/b-to-a", token="hf_alice")
     again = hf_align.Alignment.from_pretrained("alice/b-to-a", token="hf_alice")
-    assert torch.equal(answers(again.apply(b)), answers(alignment.apply(b)))
+    assert torch.equal(answers(again.apply(b)), answers(alignment.apply(b))) and again.witness is None
+    seen = replace(alignment, witness={"change": 1e-7})
+    seen.push_to_hub("alice/b-to-a", token="hf_alice")
+    assert hf_align.Alignment.from_pretrained("alice/b-to-a", token="hf_alice").witness == seen.witness
 
 
 def test_a_loader_of_images_with_a_label_each() -> None:
@@ -353,6 +359,7 @@ def wrong(**options: Any) -> Callable[[Model, Model], Any]:
         (lambda a, b: hf_align.merge([a, b], weights=[0.5, 0.6]), "add up to one"),
         (lambda a, b: hf_align.merge([a, b], weights=[1.0]), "add up to one"),
         (lambda a, b: hf_align.merge([a, b, a], method="slerp"), "merges two models"),
+        (lambda a, b: hf_align.merge([a, b], align=hf_align.align(b, to=a, witness=False), device="tpu9"), "no device"),
         (lambda a, b: hf_align.merge([a, b], push_to_hub="x/y"), "need output_dir"),
         (lambda a, b: hf_align.merge([a, b], output_dir="out"), "save_pretrained"),
         (lambda a, b: hf_align.merge([a, b], output_dir=""), "output_dir is empty"),

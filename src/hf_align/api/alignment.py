@@ -20,6 +20,7 @@ from hf_align.api.given import Given, Kind, Model, take
 from hf_align.checkpoints.companions import write_code
 from hf_align.checkpoints.hub import plain_errors
 from hf_align.errors import HfAlignError, IncompatibleModels, OptionError, OutputError, first_line, require_path
+from hf_align.jobs.witnessing import WITNESS, note, said_in
 from hf_align.matching.match import Match
 from hf_align.opening.agreement import require_same_buffers, require_same_function
 from hf_align.opening.heads import is_tied, tied_alike
@@ -184,6 +185,7 @@ class Alignment:
             if isinstance(self.config, ModuleConfig):  # there may be no module to derive it from where this is read
                 (Path(folder) / _SPEC).write_text(json.dumps(to_plain(self.spec)), encoding="utf-8")
             Match(self.reference, self.elements, before, after).save(Path(folder) / ALIGNMENT, self.spec)
+            note(Path(folder), self.witness)
         except OSError as error:
             raise OutputError(f"{folder} cannot be written: {error.strerror or error}") from error
 
@@ -206,7 +208,7 @@ class Alignment:
         checked("trust_remote_code", trust_remote_code, (True, False))
         folder = Path(source)
         if not folder.is_dir():
-            needed = ("config.json", ALIGNMENT, _SPEC, *(["*.py"] if trust_remote_code else []))
+            needed = ("config.json", ALIGNMENT, WITNESS, _SPEC, *(["*.py"] if trust_remote_code else []))
             wanted = [f"{place}{name}" for place in ("", f"{FOLDER}/") for name in needed]
             try:
                 folder = Path(snapshot_download(os.fspath(source), allow_patterns=wanted, token=token))
@@ -222,7 +224,7 @@ class Alignment:
             raise HfAlignError(only_if_trusted(source))
         spec = _spec_in(file.with_name(_SPEC)) if isinstance(config, ModuleConfig) else symmetries(config)
         match = Match.load(file, spec)
-        return cls(config, spec, match.b, match.a, match.distance)
+        return cls(config, spec, match.b, match.a, match.distance, said_in(folder))
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
         """Upload it to a model repository, which is made if it is not there.

@@ -106,7 +106,7 @@ def merge(
     models = list(models)
     if len(models) < 2:
         raise OptionError(f"two models or more are merged; {len(models)} given")
-    shares = _shares(weights, len(models))
+    shares, _ = _shares(weights, len(models)), Devices.choose(device)
     if method not in OF_MANY and len(models) > 2:
         raise OptionError(f'method="{method}" merges two models; more are merged by "linear" or "regression"')
     if output_dir is None:

@@ -23,7 +23,7 @@ from hf_align.symmetry.action import Elements
 from hf_align.symmetry.spec import SymmetrySpec
 from hf_align.witness.witness import Moved, hold_all
 
-_KEPT = "witness.json"
+WITNESS = "witness.json"
 
 
 def moved_model(
@@ -68,13 +68,13 @@ def witnessed_once(claim: Claim, moved: Sequence[Moved], options: Options) -> di
     """
 
     def find() -> dict[str, Any] | None:
-        if (kept := claim.kept(_KEPT)) is not None:
+        if (kept := claim.kept(WITNESS)) is not None:
             return dict(json.loads(kept.read_text(encoding="utf-8")))
         if not options.witness or not moved or options.changes_function:
             return None
         with claim.refusing(), waiting("checking that outputs stay the same", quiet=options.quiet):
             found = hold_all(moved, Devices.choose(options.device).running, options.offload).as_json()
-        claim.keep(_KEPT, lambda path: path.write_text(json.dumps(found), encoding="utf-8"))
+        claim.keep(WITNESS, lambda path: path.write_text(json.dumps(found), encoding="utf-8"))
         return found
 
     return claim.processes.by_the_first(find)
@@ -83,11 +83,11 @@ def witnessed_once(claim: Claim, moved: Sequence[Moved], options: Options) -> di
 def note(folder: Path, found: dict[str, Any] | None) -> None:
     """Leave what the witness said with what it was said of, where no card has it."""
     (folder / FOLDER).mkdir(exist_ok=True)
-    (folder / FOLDER / _KEPT).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    (folder / FOLDER / WITNESS).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 def said_in(folder: Path) -> dict[str, Any] | None:
     """What `note` left."""
-    file = folder / FOLDER / _KEPT
+    file = folder / FOLDER / WITNESS
     found: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     return found
