@@ -127,11 +127,12 @@ def test_positions_keep_their_constant_unless_all_that_sees_it_has_a_bias(part: 
 @pytest.mark.parametrize(
     ("part", "alike"),
     [("Joined", 2), ("JoinedThree", 3), ("JoinedAgain", 2), ("JoinedTwice", 0), ("JoinedTurned", 0), ("JoinedBare", 0),
-     ("JoinedSeen", 0), ("JoinedSum", 0)],
+     ("JoinedSeen", 0), ("JoinedSum", 0), ("JoinedMark", 2), ("JoinedMarkSeen", 0), ("JoinedMarkAcross", 1)],
 )  # fmt: skip
 def test_constants_that_are_joined_go_together_if_every_place_shows_one(part: str, alike: int) -> None:
-    found = [g for g in gauges(part) if isinstance(g, MoveConstant) and g.source.parameter.startswith("enter.")]
-    assert [1 + len(g.alike) for g in found] == [alike] * bool(alike)
+    found = [(g.source, *g.alike) for g in gauges(part) if isinstance(g, MoveConstant)]
+    norms = [moved for moved in found if any(c.parameter.startswith("enter.") for c in moved)]
+    assert [len(moved) for moved in norms] == [alike] * bool(alike)
 
 
 @pytest.mark.parametrize("part", ["Joined", "JoinedThree", "JoinedAgain"])

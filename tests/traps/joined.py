@@ -95,3 +95,33 @@ class JoinedSumTower(JoinedTower):
         first, second = self.enter
         both = first(x[:, :3]) + second(x[:, :3])
         return torch.cat([both, first(x[:, 3:6]), second(x[:, 6:])], 1)
+
+
+class JoinedMarkTower(JoinedTower):
+    """The first place shows a learned vector, as the end of a row of a picture does."""
+
+    parts = (1,)
+
+    def more(self, config: TowerConfig) -> None:
+        super().more(config)
+        self.mark = nn.Parameter(torch.randn(config.hidden_size))
+
+    def join(self, x: Tensor) -> Tensor:
+        mark = self.mark.reshape(1, 1, -1).expand(len(x), 1, -1)
+        return torch.cat([mark, self.enter[0](x[:, 1:])], 1)
+
+
+class JoinedMarkSeenTower(JoinedMarkTower):
+    """It is seen by itself, too."""
+
+    def join(self, x: Tensor) -> Tensor:
+        return super().join(x) * self.mark.tanh()
+
+
+class JoinedMarkAcrossTower(JoinedMarkTower):
+    """It is laid beside the entries of the others, not beside their places."""
+
+    def join(self, x: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        mark = self.mark[:half].expand(*x.shape[:2], half)
+        return torch.cat([self.enter[0](x)[..., :half], mark], -1)

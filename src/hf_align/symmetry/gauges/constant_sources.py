@@ -43,7 +43,7 @@ def sources(
             and (bias := Arguments(node).ask("bias", None)) in names
         ):
             source, labels = Constant(names[bias]), entries_of(node, -1 if does(node, Trait.CENTRES) else 1)
-        elif node in names and names[node] not in attached and _has_entries(node) and node.users and is_added(node):
+        elif node in names and names[node] not in attached and _has_entries(node) and node.users and is_joined(node):
             stored = Stored.VECTOR if is_vector(node) else Stored.TABLE
             source, labels = Constant(names[node], stored), entries_of(node)
         else:
@@ -69,6 +69,11 @@ def is_vector(node: fx.Node) -> bool:
 def is_added(vector: fx.Node) -> bool:
     """Whether all that is done with a weight, however it is laid out first, is to add it."""
     return all(is_sum(user) or (_is_laid_out(user, vector) and is_added(user)) for user in vector.users)
+
+
+def is_joined(vector: fx.Node) -> bool:
+    """Whether a weight, however it is laid out first, is laid beside other values, or added."""
+    return all(is_sum(u) or does(u, Trait.JOINS) or (_is_laid_out(u, vector) and is_joined(u)) for u in vector.users)
 
 
 def _is_laid_out(user: fx.Node, vector: fx.Node) -> bool:
