@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from conftest import DATA, MODELS, built, run, tiny_bert, tiny_gpt2, tiny_llama, tiny_vit
@@ -363,6 +364,8 @@ def wrong(**options: Any) -> Callable[[Model, Model], Any]:
         (lambda a, b: hf_align.merge([a, b], push_to_hub="x/y"), "need output_dir"),
         (lambda a, b: hf_align.merge([a, b], output_dir="out"), "save_pretrained"),
         (lambda a, b: hf_align.merge([a, b], output_dir=""), "output_dir is empty"),
+        (lambda a, b: hf_align.merge([a, b], output_dir=b"out"), "a str or a Path is needed"),
+        (lambda a, b: hf_align.merge([a, b], weights=np.array([0.5, 0.6])), "add up to one"),
         (lambda a, b: hf_align.Alignment.from_pretrained(""), "source is empty"),
         (lambda a, b: hf_align.merge([a, b], align=[]), "0 alignments for 2 models"),
         (lambda a, b: hf_align.evaluate(a, b, [], points=5), "no examples"),

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import MODELS, run, tiny_llama
+from conftest import MODELS, run, tiny_gpt2, tiny_llama
 from hub_server import Fault, Hub
 from huggingface_hub import ModelCard
-from safetensors.torch import save_file
-from transformers import LlamaForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import GPT2LMHeadModel, LlamaForCausalLM
 
 from hf_align.errors import HfAlignError
 from hf_align.publishing.card import write_card
@@ -152,6 +152,34 @@ def test_folders_without_data(tmp_path: Path) -> None:
     assert "hf-align merge 0 1 -o out --match none" in card.text
     made = Provenance.load(tmp_path / "out")
     assert made.strategy["match"] == "none" and made.comparison is None
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_models_that_are_not_aligned_are_not_untied_or_called_aligned(data: bool, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        GPT2LMHeadModel(tiny_gpt2(tie_word_embeddings=True)).save_pretrained(tmp_path / str(seed))
+    save_file({"input_ids": torch.randint(11, (4, 8))}, tmp_path / "texts.safetensors")
+    given = ["--data", tmp_path / "texts.safetensors", "--points", "3"] * data
+    merged = tmp_path / "out"
+    assert run("merge", tmp_path / "0", tmp_path / "1", "-o", merged, "--match", "none", *given) == 0
+    assert json.loads((merged / "config.json").read_text()).get("tie_word_embeddings", True)
+    assert "lm_head.weight" not in load_file(merged / "model.safetensors")
+    card = (merged / "README.md").read_text()
+    assert ("| averaged as they are" in card) == data and "**aligned**" not in card
+    assert run("report", merged, "-o", tmp_path / "report.html") == 0
+    page = (tmp_path / "report.html").read_text()
+    assert ("barrier, averaged as they are" in page) == data and "barrier, aligned" not in page
+    assert "aligned</span>" not in page
+
+
+@pytest.mark.parametrize("untied", [True, False])
+def test_what_proves_the_symmetries_is_given_the_config_that_has_them(untied: bool, tmp_path: Path) -> None:
+    of_one = {"inputs": [Input(name="a", repository=None, commit=None, licence=None)], "models": ["a"], "command": ""}
+    strategy = {"match": "weight", "method": "linear"}
+    made = {"model_type": "gpt2", "strategy": strategy, "untied": untied}
+    write_card(tmp_path, Provenance.model_validate(of_one | made))
+    assert f"`hf-align certify {'THIS_MODEL' if untied else 'gpt2'}` does it" in (tmp_path / "README.md").read_text()
 
 
 def test_a_plot_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_models: list[str]) -> None:

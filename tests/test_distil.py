@@ -75,6 +75,17 @@ def test_a_merge_takes_shorter_steps_than_a_transport() -> None:
     assert (merge.weight_rate, transport.weight_rate) == (3e-4, 1e-3)
 
 
+@pytest.mark.parametrize(
+    ("ways", "rates"),
+    [(("weight", "distil"), {"weight_rate"}), (("none", "curve"), {"offset_rate"}), (("weight", "linear"), set()),
+     (("learned", "linear"), {"rate", "stretch_rate", "order_rate"})],
+)  # fmt: skip
+def test_only_what_a_descent_goes_by_is_written_of_it(ways: tuple[str, str], rates: set[str]) -> None:
+    used = Schedule().used_by(*ways)
+    assert {name for name in used if name.endswith("rate")} == rates
+    assert ("seed" in used) == bool(rates) and ("lambda_sampling" in used) == bool(rates - {"weight_rate"})
+
+
 def test_the_descent_goes_down_and_on_after_a_kill(objective: TowardsMix, tmp_path: Path) -> None:
     start = {
         n: (a + b) / 2 for (n, a), b in zip(objective.sources[0].items(), objective.sources[1].values(), strict=True)

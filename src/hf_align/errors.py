@@ -22,11 +22,13 @@ def first_line(error: BaseException) -> str:
 
 
 def require_path(name: str, path: str | os.PathLike[str]) -> None:
-    """See that a path is not empty, which would stand for the folder that this is run in.
+    """See that a path is one of text, and not empty, which would stand for the folder that this is run in.
 
     Raises:
         OptionError: it is.
     """
+    if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
+        raise OptionError(f"{name} is {path!r}; a str or a Path is needed")
     if not os.fspath(path):
         raise OptionError(f"{name} is empty; a folder is needed")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -148,11 +149,12 @@ def interpolate(a: Kind, b: Model, weight: float, *, align: Align = "weight", **
 def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
     if weights is None:
         return [1 / count] * count
-    if not isinstance(weights, Sequence) or isinstance(weights, str):
+    if not isinstance(weights, Sequence | np.ndarray) or isinstance(weights, str):
         raise OptionError(f"weights is {weights!r}; a list of {count} numbers is needed")
-    if len(weights) != count or abs(sum(finite("weights", w) for w in weights) - 1) > _SUM:
-        raise OptionError(f"weights are {list(weights)}; {count} numbers that add up to one are needed")
-    return list(weights)
+    shares = [finite("weights", each) for each in weights]
+    if len(shares) != count or abs(sum(shares) - 1) > _SUM:
+        raise OptionError(f"weights are {shares}; {count} numbers that add up to one are needed")
+    return shares
 
 
 def _matching(align: Align) -> AnyMatch:

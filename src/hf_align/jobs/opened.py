@@ -22,6 +22,8 @@ from hf_align.matching.descent import State
 from hf_align.matching.find import Search, find, site_order
 from hf_align.matching.match import Match, of_others
 from hf_align.merging.methods import RUNNING
+from hf_align.merging.tensors import TENSORWISE
+from hf_align.opening.heads import is_tied
 from hf_align.opening.models import Model
 from hf_align.opening.pairs import Pair, Respell, open_pair
 from hf_align.running.data import load_data, require_fit
@@ -276,15 +278,17 @@ def open_models(a: str, b: str, options: Options, say: Say, respell: Respell) ->
     Raises:
         HfAlignError: as `open_pair`; an op without a rule under --strict.
     """
-    pair = open_pair(a, b, untie=options.untie, specs=options.specs, respell=respell if options.retokenize else None,
-                     widen=options.widths, trust_remote_code=options.trust_remote_code)  # fmt: skip
+    mixed = options.match == "none" and options.method in TENSORWISE
+    pair = open_pair(a, b, untie=options.untie, moves=not mixed, specs=options.specs, widen=options.widths,
+                     respell=respell if options.retokenize else None,
+                     trust_remote_code=options.trust_remote_code)  # fmt: skip
     for model in (pair.a, pair.b):
         for change in model.changes:
             say(f"{model.ref} {change}")
         if not options.trust_remote_code and model_code(model.folder):
             say(f"warning: {code_not_run(model.ref, pair.config.model_type)} (--trust-remote-code runs it)")
     if pair.untied:
-        say("the head is untied (tie_word_embeddings: false): tied to the embedding it pins the residual basis")
+        say(f"the head is untied (tie_word_embeddings: false): {_why_untied(pair, options)}")
     if pair.spec.unknown_ops:
         ops = ", ".join(sorted(pair.spec.unknown_ops))
         if options.strict:
@@ -325,3 +329,12 @@ def examples(pair: Pair, options: Options, data: Path | None) -> tuple[Batch | N
     if not half:
         raise HfAlignError(f"{data} holds one example; {running[0]} needs some to run on, others to report")
     return {k: t[:half] for k, t in everything.items()}, {k: t[half:] for k, t in everything.items()}
+
+
+def _why_untied(pair: Pair, options: Options) -> str:
+    loose = [model.ref for model in (pair.a, pair.b) if not is_tied(model.config)]
+    if loose:
+        return f"that of {loose[0]} is"
+    if options.match == "none":
+        return "it is merged apart from the embedding"
+    return "tied to the embedding it pins the residual basis"

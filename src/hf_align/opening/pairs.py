@@ -78,6 +78,7 @@ def open_pair(
     b: str,
     *,
     untie: bool | None = None,
+    moves: bool = True,
     specs: Path | None = None,
     respell: Respell | None = None,
     widen: Mapping[str, int] | None = None,
@@ -90,6 +91,7 @@ def open_pair(
         respell: what is done further to B in the vocabulary of A, where it has another; without it such are refused.
         widen: fields of the config that both are made larger by, and how large they become.
         untie: write `tie_word_embeddings: false`; None decides by whether that enlarges the group.
+        moves: whether anything is to be moved; heads that are tied in both stay so where nothing is.
         specs: a folder of reviewed overrides to use before those that ship with the package.
 
     Raises:
@@ -118,7 +120,7 @@ def open_pair(
     if respell is None:
         require_same_number_of_tokens((a, b), alike, folders)
     with waiting("deriving the symmetries"):
-        sizes = Sizes.of(configs, alike, deepenings, untie, specs)
+        sizes = Sizes.of(configs, alike, deepenings, untie if moves or untie else False, specs)
     sizes.require_one_small((a, b), respelled=respelling is not None)
     opened = zip(sources, stored, configs, sizes.stored_as, (None, respelling), strict=True)
     models = _in_one_precision([open_model(*each) for each in opened])

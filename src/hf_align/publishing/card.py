@@ -37,7 +37,7 @@ def licence_warning(inputs: Sequence[Input]) -> str | None:
 
 def write_card(folder: Path, made: Provenance) -> None:
     """Write README.md into a merged model's folder, and beside it, if matplotlib is there, the plot of its barriers."""
-    plot = _plot(folder, made.comparison) if made.comparison else None
+    plot = _plot(folder, made.comparison, made.is_aligned) if made.comparison else None
     repositories = [i.repository for i in made.inputs if i.repository]
     warning = licence_warning(made.inputs)
     is_adapter = (folder / ADAPTER).is_file()  # of the first
@@ -60,7 +60,6 @@ def write_card(folder: Path, made: Provenance) -> None:
         reference=_linked(reference, made.inputs) if reference else "the first",
         inputs=[{**i.model_dump(), "link": _link(i)} for i in made.inputs],
         licence_warning=warning,
-        is_aligned=made.strategy.get("match", "none") != "none",
         has_alignment=(folder / FOLDER / ALIGNMENT).is_file(),
         made=made,
         plot=plot,
@@ -89,7 +88,7 @@ def _link(model: Input) -> str:
     return f"[{model.repository}](https://huggingface.co/{model.repository}{at})"
 
 
-def _plot(folder: Path, comparison: dict[str, Any]) -> str | None:
+def _plot(folder: Path, comparison: dict[str, Any], is_aligned: bool) -> str | None:
     """Where the plot is, from the card; None without matplotlib, which is an extra."""
     try:
         from matplotlib.figure import Figure
@@ -99,7 +98,8 @@ def _plot(folder: Path, comparison: dict[str, Any]) -> str | None:
     axes = figure.subplots()
     losses = {name: comparison[name]["losses"] for name in ("naive", "aligned")}
     axes.plot(comparison["lambdas"], losses["naive"], color="#9aa0a6", label="averaged as they are")
-    axes.plot(comparison["lambdas"], losses["aligned"], color="#1a73e8", label="aligned", linewidth=2.5)
+    if is_aligned:
+        axes.plot(comparison["lambdas"], losses["aligned"], color="#1a73e8", label="aligned", linewidth=2.5)
     axes.plot([0, 1], [losses["naive"][0], losses["naive"][-1]], color="#9aa0a6", linestyle=":", linewidth=1)
     axes.set(xlabel="λ, the share of the second model", ylabel="loss (nats per label)", xlim=(0, 1),
              title="Loss on the way from the first model to the second")  # fmt: skip

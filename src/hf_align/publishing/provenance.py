@@ -126,6 +126,16 @@ class Provenance(BaseModel):
         return " + ".join("+".join(part.rpartition("/")[2] for part in name.split("+")) for name in self.models)
 
     @property
+    def is_aligned(self) -> bool:
+        """Whether models were moved before they were merged."""
+        return self.strategy.get("match", "none") != "none"
+
+    @property
+    def prover(self) -> str:
+        """What proves the symmetries that were used: only the config that is written has a head that was untied."""
+        return f"hf-align certify {'THIS_MODEL' if self.untied else self.model_type}"
+
+    @property
     def carried(self) -> int:
         """How many fine-tunes were carried to another base: the last of the models."""
         return len(str(self.strategy.get("strength", "")).split())

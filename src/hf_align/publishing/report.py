@@ -41,6 +41,8 @@ _CHOSEN = {"residual": Options.residual, "heads": Options.heads, "spaces": ""}
 _APART = 16
 """Units of the chart that two labels must be apart."""
 _PINNED = "var(--pinned)"
+_SIDES = {"naive": "var(--grey)", "aligned": "var(--blue)"}
+"""What is compared; the first of them alone where nothing was aligned."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ def write_report(folder: Path, output: Path, *, specs: Path | None = None, trust
     output.write_text(
         template("report.html.j2").render(
             made=made,
+            sides={name: _SIDES[name] for name in (_SIDES if made.is_aligned else ("naive",))},
             title=made.title,
             chart=_chart(made.comparison) if made.comparison else None,
             heat=_heat(_of_moving(spec, made.agreement)),

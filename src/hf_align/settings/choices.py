@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from hf_align.errors import OptionError
@@ -91,9 +92,9 @@ def finite(name: str, value: Any) -> float:
     Raises:
         OptionError: it is none.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise OptionError(f"{name} is {value!r}; a finite number is needed")
-    return value
+    return value if isinstance(value, int) else float(value)
 
 
 def share(name: str, value: Any) -> float:
@@ -124,10 +125,10 @@ def whole(name: str, value: Any, least: int | None = None) -> int:
     Raises:
         OptionError: it is none.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+    if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and value < least):
         wanted = "a whole number is needed" if least is None else f"a whole number is needed, at least {least}"
         raise OptionError(f"{name} is {value!r}; {wanted}")
-    return value
+    return int(value)
 
 
 def seed(name: str, value: Any) -> int:

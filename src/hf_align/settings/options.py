@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 _NO_RESULT = ("overwrite", "drop_cache", "offload", "quiet")
-_NO_STRATEGY = (*_NO_RESULT, "device", "max_shard_size", "points", "strict", "trust_remote_code", "witness")
+_NO_STRATEGY = (*_NO_RESULT, "device", "max_shard_size", "points", "schedule", "strict", "trust_remote_code", "witness")
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ class Options:
     def strategy(self) -> dict[str, str | bool | float]:
         """The options that the weights depend on, without paths."""
         chosen = {k: v for k, v in asdict(self).items() if k not in _NO_STRATEGY and v is not None}
-        schedule, own = chosen.pop("schedule"), chosen.pop("own")
-        chosen |= schedule if self.descends else {}
+        own = chosen.pop("own")
+        chosen |= self.schedule.used_by(self.match, self.method)
         chosen |= {"spaces": " ".join(self.spaces), "widen": " ".join(self.widen)}
         chosen |= {"own": own} if self.descends or self.match == "activation" else {}
         return {k: v.name if isinstance(v, Path) else v if isinstance(v, str | bool | float) else str(v)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from hf_align.errors import OptionError
@@ -31,6 +31,12 @@ LAMBDA: dict[LambdaSampling, Draw] = {
     "uniform": _uniform(0.0, 1.0),
 }
 """Where on the line the loss is taken: around the middle, at the middle alone, or anywhere."""
+_OF_ONE = {
+    "learned": ("rate", "stretch_rate", "order_rate", "lambda_sampling"),
+    "curve": ("offset_rate", "lambda_sampling"),
+    "distil": ("weight_rate",),
+}
+"""What not every descent goes by."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,12 @@ class Schedule:
         checked("lambda_sampling", self.lambda_sampling, LambdaSampling), seed("seed", self.seed)
         if self.steps < 1:
             raise OptionError(f"steps is {self.steps}; there must be at least one")
+
+    def used_by(self, *ways: str) -> dict[str, Any]:
+        """What the descents among some ways to match and to merge go by; nothing where there is none."""
+        descents = [way for way in ways if way in _OF_ONE]
+        idle = {name for names in _OF_ONE.values() for name in names} - {n for way in descents for n in _OF_ONE[way]}
+        return {name: value for name, value in asdict(self).items() if descents and name not in idle}
 
     @property
     def stretching(self) -> float:
