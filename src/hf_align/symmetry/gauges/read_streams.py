@@ -19,11 +19,9 @@ from hf_align.symmetry.gauges.constants import passed_on
 from hf_align.symmetry.gauges.index_provenance import (
     NOBODY,
     LosesMean,
-    entries_of,
     every_entry,
     follow,
     in_order,
-    numbered,
 )
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import is_sum, used_only_by
@@ -145,24 +143,26 @@ class Streams:
 
     def _fate(self, term: fx.Node) -> _Fate | None:
         use, sums = self.found.linear_uses.get(term), list[fx.Node]()
-        labels = numbered(use) if use is not None else entries_of(term)
-        size = term.meta["val"].shape[-1 if use is None else use.out_axis]
+        axis = -1 if use is None else use.out_axis
+        size = term.meta["val"].shape[axis]
 
         def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
             if is_sum(user):
                 sums.append(user)
-            if self._shows(user, node):
+            if self._shows(user, node) or is_sum(user):
                 return torch.broadcast_to(labels, user.meta["val"].shape)
-            is_shifted = does(user, Trait.SUBTRACTS | Trait.ADDS) and not is_sum(user)
-            return None if is_shifted else passed_on(self.found.program, user, node, labels)
+            if does(user, Trait.SUBTRACTS | Trait.ADDS) or _axis_of_vectors(labels, size) is None:
+                return None
+            entries = passed_on(self.found.program, user, node, _entries(labels, size))
+            return None if entries is None else _numbered_anew(entries, size)
 
         readings, blind = list[LinearUse](), False
-        for end in follow({term: labels}, self.found, goes_on):
+        for end in follow({term: every_entry(term, axis)}, self.found, goes_on):
             if (reading := self.found.reading(end.user, end.value)) is not None:
-                if NOBODY in end.labels or not _is_whole(end.labels, reading.out_axis, size):
+                if NOBODY in end.labels or not _are_vectors(end.labels, reading.out_axis, size):
                     return None  # it reads what is beside the stream, too
                 readings.append(reading)
-            elif _is_whole(end.labels, -1, size) and self.loses_mean(end.user, end.value):
+            elif _are_vectors(end.labels, -1, size) and self.loses_mean(end.user, end.value):
                 blind = True
             else:
                 return None
@@ -207,10 +207,8 @@ class Streams:
         axis = -1 if use is None else use.out_axis
         size = term.meta["val"].shape[axis]
         for end in follow({term: every_entry(term, axis)}, self.found):
-            if (reading := self.found.reading(end.user, end.value)) is None:
-                return False
-            vectors = end.labels.movedim(reading.out_axis, -1)
-            if not (_is_whole(vectors % size, -1, size) and bool((vectors // size == vectors[..., :1] // size).all())):
+            reading = self.found.reading(end.user, end.value)
+            if reading is None or NOBODY in end.labels or not _are_vectors(end.labels, reading.out_axis, size):
                 return False
         return True
 
@@ -253,9 +251,32 @@ def _is_lookup(node: fx.Node, found: Interpretation) -> bool:
     return does(node, Trait.LOOKS_UP_ROWS) and node.all_input_nodes[0] in found.program.parameters
 
 
-def _is_whole(labels: Tensor, axis: int, size: int) -> bool:
-    """Whether all entries of a stream lie along an axis, in order, wherever some do."""
-    return in_order(labels, axis) and labels.shape[axis] == size
+def _entries(labels: Tensor, size: int) -> Tensor:
+    """Which entry of its vector each is, of vectors that are numbered one after the other."""
+    return labels.where(labels == NOBODY, labels % size)
+
+
+def _are_vectors(labels: Tensor, axis: int, size: int) -> bool:
+    """Whether all entries of a stream lie along an axis, in order, wherever some do; those of one vector, not some of
+    each of two tokens."""
+    if not labels.dim() or labels.shape[axis] != size or not in_order(_entries(labels, size), axis):
+        return False
+    vectors = labels.movedim(axis, -1) // size
+    return bool((vectors == vectors[..., :1]).all())
+
+
+def _axis_of_vectors(labels: Tensor, size: int) -> int | None:
+    return next((axis for axis in reversed(range(labels.dim())) if _are_vectors(labels, axis, size)), None)
+
+
+def _numbered_anew(entries: Tensor, size: int) -> Tensor | None:
+    """What an op makes of whole vectors are others: all of their entries by number."""
+    axis = _axis_of_vectors(entries, size)
+    if axis is None:
+        return None
+    last = entries.movedim(axis, -1)
+    vectors = torch.arange(math.prod(last.shape[:-1])).reshape(*last.shape[:-1], 1)
+    return last.where(last == NOBODY, last + size * vectors).movedim(-1, axis)
 
 
 def sheared_streams(streams: Streams, taken: Collection[str]) -> Iterator[ShearStream]:
