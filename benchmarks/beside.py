@@ -13,3 +13,6 @@ if _FOLDER.exists():
     # where not even these two are known. No class runs them.
     for op in ("nms", "qnms"):
         torch.library.define(f"torchvision::{op}", "(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor")
+    from hf_align.tracing.branches import taken  # here, for transformers looks for packages once
+
+    taken.INSTALLED = (*taken.INSTALLED, f"{_FOLDER}/")

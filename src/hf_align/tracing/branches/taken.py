@@ -6,6 +6,7 @@ import dis
 import gc
 import io
 import linecache
+import site
 import sys
 import sysconfig
 from collections import Counter, defaultdict
@@ -31,7 +32,8 @@ INSTALLED = tuple(
     f"{Path(folder).resolve()}/"
     for folder in (
         sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], sysconfig.get_paths()["stdlib"],
-        Path(str(transformers.__file__)).parent, Path(str(torch.__file__)).parent,
+        *site.getsitepackages(), site.getusersitepackages(),
+        str(Path(str(transformers.__file__)).parent), str(Path(str(torch.__file__)).parent),
     )
 )  # fmt: skip
 """Where the code of packages stands."""
