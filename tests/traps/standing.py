@@ -17,6 +17,7 @@ QUICK = frozenset((
     "random: bias of a convolution", "random: a map of each half of a token",
     "looking: EightTexts", "looking: Training", "looking: Computed",
     "asked: AWordOrNone", "asked: Labelled", "asked: Nameless",
+    "asked: Share",
     "closed: Closed", "closed: Early",
     "looked up: Gated", "looked up: Exchanged",
     "pictured: PicturedReader", "pictured: Seeing",

@@ -12,7 +12,7 @@ from conftest import run
 from transformers import PreTrainedModel, StaticCache
 
 from traps import asked as code
-from traps import tables
+from traps import shares, tables
 from traps.trap import Calls, Trap, both, cases, check, custom, forward, ids_of, lengths, save
 
 
@@ -132,9 +132,17 @@ TABLES = {
     "Counted": once(times=1),
     "Heads": once(head_mask=torch.tensor([[1.0, 0.2, 0.0, 0.7], [0.0, 1.0, 0.5, 1.0]])),
 }
+SHARES = {
+    **{name: both(once(share=0.25), once(share=0.7)) for name in ("Share", "ShareUnsaid", "ShareOrNone", "ShareNamed",
+                                                                  "UnitsByNumber")},
+    "Dropped": both(once(dropped=0.25), once(dropped=0.6)),
+    **{name: both(once(count=3), once(count=7)) for name in ("UnitsNamed", "UnitsByDefault")},
+    "Groups": both(once(groups=5), once(groups=10)),
+}  # fmt: skip
 _SIZES: dict[str, Any] = {"InAConfig": {"bends": {"plain": False, "bent": True}}, "Heads": {"num_attention_heads": 4}}
 TRAPS = [
     *(Trap(name, custom(getattr(tables, name), **_SIZES.get(name, {})), calls) for name, calls in TABLES.items()),
+    *(Trap(name, custom(getattr(shares, name)), calls) for name, calls in SHARES.items()),
     *(Trap(name, custom(getattr(code, name)), calls, may_refuse=True) for name, calls in BESIDE.items()),
     *(Trap(name, custom(getattr(code, name)), calls) for name, calls in ASKED.items()),
     *(Trap(name, custom(getattr(code, name)), lengths(3, 9)) for name in code.BY_HAND),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from hf_align.tracing.mode import extent
 from hf_align.tracing.nested import leaves, nesting
 from hf_align.tracing.program import Program
 
@@ -31,6 +32,15 @@ def is_part_of(short: Program, long: Program) -> bool:
     return pairs is not None and all(
         _is_within(x, y) or _is_within_later(x, y) or any(_is_block(x, z) for z in known) for x, y in pairs
     )
+
+
+def takes_as_much(one: Program, other: Program) -> bool:
+    """As `is_part_of`, of a call that has as many of everything as the other one, but for tokens."""
+    if not is_part_of(one, other):
+        return False
+    _, length = extent(other.example)
+    sizes = (leaves([_shapes(node) for node in _steps(program)]) for program in (one, other))
+    return all(here == there or there == length for here, there in zip(*sizes, strict=True))
 
 
 def is_shown_by(one: Program, other: Program) -> bool:

@@ -4,10 +4,12 @@ axis in two places, any other may cut it in another."""
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, zip_longest
+from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from hf_align.tracing.mode import Mode
 from hf_align.tracing.nested import leaves
@@ -17,36 +19,57 @@ from hf_align.tracing.watched import is_unsaid, may_be
 
 BY_ARGUMENT = "cut by an argument"
 """Under which the node of a cut notes that an argument of the call says where."""
-_TRIED = (2, 4)
+TRIED = (2, 4)
+"""How many entries of something a call may take."""
 
 
 def amounts(parameter: inspect.Parameter) -> Iterator[int]:
     """Numbers for an argument that may be one."""
     if may_be(parameter, int) or is_unsaid(parameter):
-        yield from (number for number in _TRIED if number != parameter.default)
+        yield from (number for number in TRIED if number != parameter.default)
 
 
 def note_cuts_by_arguments(found: Sequence[tuple[Mode, Program]]) -> None:
-    """Note which cuts lie elsewhere in one call than in another that differs from it in a number alone."""
-    numbers = [_numbers(mode) for mode, _ in found]
-    for (first, one), (second, other) in combinations(zip(numbers, found, strict=True), 2):
-        changed = [name for name in first.keys() & second.keys() if first[name] != second[name]]
-        if len(changed) == 1:
-            _note(_cuts(one[1]), _cuts(other[1]), first[changed[0]], second[changed[0]])
+    """Note which cuts lie elsewhere in one call than in another that differs from it in a number alone, in all calls
+    that have them."""
+    numbers, cuts = [_numbers(mode) for mode, _ in found], [_cuts(program) for _, program in found]
+    elsewhere: dict[int, set[int]] = defaultdict(set)
+    for one, other in combinations(range(len(found)), 2):
+        first, second = numbers[one], numbers[other]
+        alone = sum(first[name] != second[name] for name in first.keys() & second.keys()) == 1
+        if alone and len(cuts[one]) == len(cuts[other]):
+            pairs = zip(_bounds(found[one][1]), _bounds(found[other][1]), strict=True)
+            elsewhere[len(cuts[one])].update(i for i, (x, y) in enumerate(pairs) if _lie_elsewhere(x, y))
+    for nodes in cuts:
+        for place in elsewhere[len(nodes)]:
+            nodes[place].meta[BY_ARGUMENT] = True
 
 
-def _numbers(mode: Mode) -> Mapping[str, int]:
-    return {name: value for name, value in mode.example.arguments.items() if type(value) is int}
+def _numbers(mode: Mode) -> Mapping[str, float]:
+    return {name: value for name, value in mode.example.arguments.items() if type(value) in (int, float)}
 
 
 def _cuts(program: Program) -> list[fx.Node]:
     return [node for node in program.graph.nodes if does(node, Trait.MOVES)]
 
 
-def _note(ones: Sequence[fx.Node], others: Sequence[fx.Node], here: int, there: int) -> None:
-    if len(ones) != len(others):
-        return
-    for one, other in zip(ones, others, strict=True):
-        bounds = zip_longest(leaves((one.args[1:], one.kwargs)), leaves((other.args[1:], other.kwargs)))
-        if (here, there) in bounds:
-            one.meta[BY_ARGUMENT] = other.meta[BY_ARGUMENT] = True
+def _bounds(program: Program) -> Iterator[list[Any]]:
+    """Where each op cuts: numbers, or what is known of tensors of numbers; of what is laid out anew, both shapes."""
+    for cut in _cuts(program):
+        if does(cut, Trait.RESHAPES):
+            yield [tuple(node.meta["val"].shape) for node in (cut.all_input_nodes[0], cut)]
+        else:
+            said = leaves((cut.args[1:], cut.kwargs))
+            yield [program.constants.get(each) if isinstance(each, fx.Node) else each for each in said]
+
+
+def _lie_elsewhere(ones: list[Any], others: list[Any]) -> bool:
+    if ones and isinstance(ones[0], tuple):
+        return ones[0] == others[0] and ones != others
+    return any(_differ(here, there) for here, there in zip_longest(ones, others))
+
+
+def _differ(here: Any, there: Any) -> bool:
+    if isinstance(here, Tensor) and isinstance(there, Tensor):
+        return here.shape != there.shape or bool((here != there).any())
+    return type(here) is type(there) is int and here != there

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, StaticCache
 
+from hf_align.tracing.amounts import TRIED
 from hf_align.tracing.documented import NOT_ASKED
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mode import Mode, Turned, Within, extent, extent_of
 from hf_align.tracing.own_code import kinds_of, methods
 from hf_align.tracing.tokens import NO_LABEL
-from hf_align.tracing.watched import Scalar, constants_of, is_said, scalars
+from hf_align.tracing.watched import SHARES, Scalar, constants_of, is_said, scalars
 
 _MOST = 8
 """Words and numbers of the code that looks an argument up, which are tried."""
@@ -96,7 +97,7 @@ def nameless(model: PreTrainedModel, base: Example, names: Mapping[str, Iterable
     for count, said in _UNHEARD.items():
         yield Ask(f"{said} that no code names", ({f"unheard_of_{n}": None for n in range(count)},))
     for name, values in names.items():
-        for value in (True, False, 2, first, *values) if name not in named else ():
+        for value in (True, False, *TRIED, *SHARES, first, *values) if name not in named else ():
             yield Ask(_said(name, value), ({name: value},))
 
 

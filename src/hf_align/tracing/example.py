@@ -37,6 +37,11 @@ class Example:
         return f"{names} (texts that end with token {min(self.ends.values())})" if self.ends else names
 
     @property
+    def words(self) -> dict[str, Any]:
+        """The words, numbers and flags among the arguments."""
+        return {name: value for name, value in self.arguments.items() if isinstance(value, (bool, int, float, str))}
+
+    @property
     def axis_of_tokens(self) -> int:
         """Of token ids, along which a text goes on."""
         return 1 if self.choices == 1 else 2

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from hf_align.tracing.alike import is_shown_by, run_alike
+from hf_align.tracing.alike import is_shown_by, run_alike, takes_as_much
 from hf_align.tracing.example import Example
 from hf_align.tracing.mode import extent
 from hf_align.tracing.program import Program
@@ -70,7 +70,8 @@ def _told_apart(calls: list[Program]) -> list[Program]:
         alike[len(call.graph.nodes)].append(call)
     longest = {n: _longest(same, calls[0]) for n, same in alike.items()}
     return [call for call in calls if call is calls[0] or call is (most := longest[len(call.graph.nodes)])
-            or not is_shown_by(call, most)]  # fmt: skip
+            or not is_shown_by(call, most)
+            or (call.example.words != most.example.words and not takes_as_much(call, most))]  # fmt: skip
 
 
 def _longest(calls: list[Program], first: Program) -> Program:

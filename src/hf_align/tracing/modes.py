@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
-from hf_align.tracing.alike import goes_on_alike, is_part_of, run_alike, turn_alike
+from hf_align.tracing.alike import goes_on_alike, is_part_of, run_alike, takes_as_much, turn_alike
 from hf_align.tracing.amounts import note_cuts_by_arguments
 from hf_align.tracing.asked import with_losses
 from hf_align.tracing.branches.compiled import require_one_way
@@ -127,9 +127,11 @@ def find_modes(
             return program
         if base.example.tokens and mode.extent[1] > LONGEST and goes_on_alike(base, program):
             return NothingNew()
-        if mode.asks and any(turn_alike(program, known) for _, known in found[1:]):
+        says_more = mode.example.words != base.example.words  # it may choose entries of any axis
+        alike = takes_as_much if says_more else turn_alike
+        if mode.asks and any(alike(program, known) for _, known in found[1:]):
             return NothingNew()  # the same ops with another mask, or other positions
-        if is_part_of(program, base):
+        if takes_as_much(program, base) if says_more else is_part_of(program, base):
             idle.append((mode, program))
             return NothingNew()
         found.append((mode, program))
@@ -160,7 +162,7 @@ def find_modes(
     found += _with_losses(model, found)
     require_lists_held(model)
     others, untried = _with_other_branches(model, found, idle, copy)
-    note_cuts_by_arguments([*found, *others])
+    note_cuts_by_arguments([*found, *idle, *others])
     return [(plain, replace(base, untried=untried)), *found[1:], *others]
 
 

@@ -19,8 +19,10 @@ from hf_align.tracing.build import quiet
 from hf_align.tracing.example import Example
 
 Scalar = str | int | float | Enum
-_MOST = 6
+_MOST = 8
 """Values of one argument that are tried."""
+SHARES = (0.5, 0.3)
+"""What a number may be that says how much of something is taken: two, for another may cut it in another place."""
 _KINDS = (str, int, float)
 _LIST = re.compile(r"(?:list|tuple|sequence)\[(int|float|bool|str)\b", re.IGNORECASE)
 _SEVERAL = re.compile(r"(?:list|tuple|sequence)\[\w*\]", re.IGNORECASE)
@@ -63,15 +65,17 @@ def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example
         if said and kind is not str:  # it may only be computed with; and whether there is one may be all that matters
             seen += [0, start] if parameter.default is None else [start]
         more = [kind(v) for found in seen for v in ((found,) if isinstance(found, str) else (found, found + 1))]
-        larger = [_farther(start)] if said and isinstance(start, (int, float)) and parameter.default is not None else []
+        larger = _farther(kind, parameter.default) if said or kind is float else []
         yield from [value for value in dict.fromkeys((*larger, *more, *below)) if value != parameter.default][:_MOST]
 
 
-def _farther(default: float) -> float:
-    """Half of what may be a share of something, any number instead of no limit, and twice as often."""
-    if isinstance(default, int):
-        return 2 * default
-    return default / 2 if math.isfinite(default) else 1.0
+def _farther(kind: type, default: Any) -> list[Scalar]:
+    """Twice as often; of what may be a share of something half of it, and shares; any number instead of no limit."""
+    if kind is int:
+        return [] if default is None else [2 * default]
+    shares = SHARES if kind is float else ()
+    half: list[Scalar] = [default / 2 if math.isfinite(default) else 1.0] if type(default) is float else []
+    return [*half, *shares]
 
 
 def lists(forward: Callable[..., Any], call: Callable[..., Any], base: Example, name: str) -> Iterator[Any]:

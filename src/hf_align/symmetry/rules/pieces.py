@@ -25,7 +25,7 @@ _MOVES = Trait.MOVES | Trait.LINEAR
 def slice_(call: Call) -> Value:
     """A run of entries along one axis, which thereby falls into a sum."""
     dim, step = call.argument("dim") % len(call.shape), call.argument("step")
-    _keep_if_asked(call, dim)
+    keep_if_asked(call, dim)
     size = call.argument(0).meta["val"].shape[dim]
     start, stop, _ = slice(call.argument("start"), call.argument("end")).indices(size)
     if step == 1:
@@ -36,7 +36,7 @@ def slice_(call: Call) -> Value:
     return rearranged(value, axes)
 
 
-def _keep_if_asked(call: Call, dim: int) -> None:
+def keep_if_asked(call: Call, dim: int) -> None:
     """Pin an axis that is cut where an argument of the call says: another one cuts it elsewhere."""
     if BY_ARGUMENT in call.node.meta:
         call.lower(call.value(call.argument(0)).axes[dim], FIXED, BY_ARGUMENT)
@@ -111,7 +111,7 @@ def narrow(call: Call) -> Value:
     if start is None:
         raise SpaceMismatchError("a run that starts where data says")
     dim = call.argument("dim") % len(call.shape)
-    _keep_if_asked(call, dim)
+    keep_if_asked(call, dim)
     start = int(start) % call.argument(0).meta["val"].shape[dim]
     return run_along(call, dim, start, start + call.argument("length"))
 
@@ -125,7 +125,7 @@ def split(call: Call) -> tuple[Value, ...]:
     results = call.node.meta["val"]
     dim = call.argument("dim") % len(results[0].shape)
     sizes = [r.shape[dim] for r in results]
-    _keep_if_asked(call, dim)
+    keep_if_asked(call, dim)
     raw = call.raw(call.argument(0))
     if isinstance(raw, Rows) and raw.dim == dim:
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
