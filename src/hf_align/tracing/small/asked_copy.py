@@ -96,11 +96,17 @@ class SmallCopy:
 
         Args:
             times: how much larger its weights are.
+
+        Raises:
+            IncompatibleModels: it goes by what other calls have computed of other weights.
         """
         try:
-            return self.answers_of(mode, times)
+            found = self.answers_of(mode, times)
         except Exception:  # models refuse arguments in as many ways as there are models
             return []
+        if any(isinstance(answer, FakeTensor) for answer in found):
+            raise _keeps_what_it_computed(self.model)
+        return found
 
     def answers_of(self, mode: Mode, times: float = 1.0) -> list[Tensor]:
         """What may be the answer to a call.
@@ -151,11 +157,16 @@ def small_copy(
             logger.info("%s: no copy to run (%s)", model.config.model_type, first_line(error))
             continue
         if copy.answers_without_values:
-            raise IncompatibleModels(f"{type(model).__name__} keeps what it computed of its weights outside of its "
-                                     "modules, and answers by it when these weights are others")  # fmt: skip
+            raise _keeps_what_it_computed(model)
         if copy.is_steady:
             return copy
     return None
+
+
+def _keeps_what_it_computed(model: PreTrainedModel) -> IncompatibleModels:
+    return IncompatibleModels(
+        f"{type(model).__name__} keeps what it computed in one call, and answers by it in others, of other weights"
+    )
 
 
 def _copies(
