@@ -4,7 +4,7 @@ import typing
 from typing import Any
 
 from hf_align.tracing.example import Example
-from hf_align.tracing.watched import lists, scalars
+from hf_align.tracing.watched import SHARES, lists, scalars
 
 
 def forward(
@@ -14,6 +14,7 @@ def forward(
     count: int = 0,
     cache: dict[str, int] | None = None,
     deep: bool = False,
+    share: float = 1.0,
     kind=None,
     tasks=(),
     layers: list[int] | None = None,
@@ -33,10 +34,11 @@ def test_what_is_compared_is_tried() -> None:
     assert found("mode") == ["far"]
     assert found("level") == [7, 8, 0, 1, 6]  # that there is one may be all that matters
     assert found("count") == [1, -1]
+    assert found("share")[:2] == [0.5, 0.3]  # two, for one alone would cut an axis in one place
 
 
 def test_arguments_of_which_nothing_is_said_may_be_of_any_kind() -> None:
-    assert found("kind") == ["bent"]
+    assert found("kind") == ["bent", *SHARES]
     assert list(lists(forward, forward, Example({}, {}), "tasks")) == [["wide"]]
     assert found("layers") == []
 

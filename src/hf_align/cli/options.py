@@ -149,10 +149,10 @@ Method = Annotated[
     merging(
         metavar="METHOD",
         show_default="that of --effort, or linear",
-        help="linear takes the mean, slerp the arc between whole tensors; circuits averages what heads do; fisher and "
-        "regmean weigh by what the models compute; regression solves for what both compute, weight by weight; curve "
-        "and distil train the result (lowest loss, slowest); ot-fusion and semi-permutation mix B's units first, "
-        "which is inexact; from ties on they are mergekit's (pip install 'hf-align[mergekit]').",
+        help="linear and slerp mix tensors; circuits averages what heads do; fisher and regmean weigh by what the "
+        "models compute; regression solves for what both compute, weight by weight; curve and distil train the "
+        "result (lowest loss, slowest); ot-fusion and semi-permutation mix B's units first, which is "
+        "inexact; from ties on they are mergekit's (pip install 'hf-align[mergekit]').",
     ),
 ]
 Effort = Annotated[
