@@ -132,7 +132,7 @@ class Provenance(BaseModel):
 
     @property
     def prover(self) -> str:
-        """What proves the symmetries that were used: only the config that is written has a head that was untied."""
+        """The command that proves the symmetries that were used; those of an untied head are in the written config."""
         return f"hf-align certify {'THIS_MODEL' if self.untied else self.model_type}"
 
     @property

@@ -36,7 +36,7 @@ _OF_ONE = {
     "curve": ("offset_rate", "lambda_sampling"),
     "distil": ("weight_rate",),
 }
-"""What not every descent goes by."""
+"""Settings that only some descents use."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Schedule:
             raise OptionError(f"steps is {self.steps}; there must be at least one")
 
     def used_by(self, *ways: str) -> dict[str, Any]:
-        """What the descents among some ways to match and to merge go by; nothing where there is none."""
+        """The settings that some ways to match and to merge use; none if no one of them is a descent."""
         descents = [way for way in ways if way in _OF_ONE]
         idle = {name for names in _OF_ONE.values() for name in names} - {n for way in descents for n in _OF_ONE[way]}
         return {name: value for name, value in asdict(self).items() if descents and name not in idle}

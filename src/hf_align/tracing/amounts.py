@@ -33,12 +33,14 @@ def note_cuts_by_arguments(found: Sequence[tuple[Mode, Program]]) -> None:
     """Note which cuts lie elsewhere in one call than in another that differs from it in a number alone, in all calls
     that have them."""
     numbers, cuts = [_numbers(mode) for mode, _ in found], [_cuts(program) for _, program in found]
+    bounds = [[_bounds(cut, program) for cut in nodes] if told else []
+              for told, nodes, (_, program) in zip(numbers, cuts, found, strict=True)]  # fmt: skip
     elsewhere: dict[int, set[int]] = defaultdict(set)
     for one, other in combinations(range(len(found)), 2):
         first, second = numbers[one], numbers[other]
         alone = sum(first[name] != second[name] for name in first.keys() & second.keys()) == 1
         if alone and len(cuts[one]) == len(cuts[other]):
-            pairs = zip(_bounds(found[one][1]), _bounds(found[other][1]), strict=True)
+            pairs = zip(bounds[one], bounds[other], strict=True)
             elsewhere[len(cuts[one])].update(i for i, (x, y) in enumerate(pairs) if _lie_elsewhere(x, y))
     for nodes in cuts:
         for place in elsewhere[len(nodes)]:
@@ -53,14 +55,12 @@ def _cuts(program: Program) -> list[fx.Node]:
     return [node for node in program.graph.nodes if does(node, Trait.MOVES)]
 
 
-def _bounds(program: Program) -> Iterator[list[Any]]:
-    """Where each op cuts: numbers, or what is known of tensors of numbers; of what is laid out anew, both shapes."""
-    for cut in _cuts(program):
-        if does(cut, Trait.RESHAPES):
-            yield [tuple(node.meta["val"].shape) for node in (cut.all_input_nodes[0], cut)]
-        else:
-            said = leaves((cut.args[1:], cut.kwargs))
-            yield [program.constants.get(each) if isinstance(each, fx.Node) else each for each in said]
+def _bounds(cut: fx.Node, program: Program) -> list[Any]:
+    """Where an op cuts: numbers, or what is known of tensors of numbers; of one that only reshapes, both shapes."""
+    if does(cut, Trait.RESHAPES):
+        return [tuple(node.meta["val"].shape) for node in (cut.all_input_nodes[0], cut)]
+    said = leaves((cut.args[1:], cut.kwargs))
+    return [program.constants.get(each) if isinstance(each, fx.Node) else each for each in said]
 
 
 def _lie_elsewhere(ones: list[Any], others: list[Any]) -> bool:

@@ -22,7 +22,7 @@ Scalar = str | int | float | Enum
 _MOST = 8
 """Values of one argument that are tried."""
 SHARES = (0.5, 0.3)
-"""What a number may be that says how much of something is taken: two, for another may cut it in another place."""
+"""Shares of something that are tried; from one alone nobody would see that another cuts in another place."""
 _KINDS = (str, int, float)
 _LIST = re.compile(r"(?:list|tuple|sequence)\[(int|float|bool|str)\b", re.IGNORECASE)
 _SEVERAL = re.compile(r"(?:list|tuple|sequence)\[\w*\]", re.IGNORECASE)

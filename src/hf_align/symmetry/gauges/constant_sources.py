@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from torch import Tensor, fx
 
@@ -43,7 +43,13 @@ def sources(
             and (bias := Arguments(node).ask("bias", None)) in names
         ):
             source, labels = Constant(names[bias]), entries_of(node, -1 if does(node, Trait.CENTRES) else 1)
-        elif node in names and names[node] not in attached and _has_entries(node) and node.users and is_joined(node):
+        elif (
+            node in names
+            and names[node] not in attached
+            and _has_entries(node)
+            and node.users
+            and _is_added_or_joined(node)
+        ):
             stored = Stored.VECTOR if is_vector(node) else Stored.TABLE
             source, labels = Constant(names[node], stored), entries_of(node)
         else:
@@ -68,12 +74,17 @@ def is_vector(node: fx.Node) -> bool:
 
 def is_added(vector: fx.Node) -> bool:
     """Whether all that is done with a weight, however it is laid out first, is to add it."""
-    return all(is_sum(user) or (_is_laid_out(user, vector) and is_added(user)) for user in vector.users)
+    return _only(is_sum, vector)
 
 
-def is_joined(vector: fx.Node) -> bool:
-    """Whether a weight, however it is laid out first, is laid beside other values, or added."""
-    return all(is_sum(u) or does(u, Trait.JOINS) or (_is_laid_out(u, vector) and is_joined(u)) for u in vector.users)
+def _is_added_or_joined(vector: fx.Node) -> bool:
+    """As `is_added`; or it is laid beside other values."""
+    return _only(lambda user: is_sum(user) or does(user, Trait.JOINS), vector)
+
+
+def _only(end: Callable[[fx.Node], bool], vector: fx.Node) -> bool:
+    """Whether all uses of a value, however it is laid out first, are of one kind."""
+    return all(end(user) or (_is_laid_out(user, vector) and _only(end, user)) for user in vector.users)
 
 
 def _is_laid_out(user: fx.Node, vector: fx.Node) -> bool:

@@ -19,9 +19,11 @@ from hf_align.symmetry.gauges.constants import passed_on
 from hf_align.symmetry.gauges.index_provenance import (
     NOBODY,
     LosesMean,
+    entries_of,
     every_entry,
     follow,
     in_order,
+    numbered,
 )
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse
 from hf_align.symmetry.rules.patterns import is_sum, used_only_by
@@ -143,30 +145,48 @@ class Streams:
 
     def _fate(self, term: fx.Node) -> _Fate | None:
         use, sums = self.found.linear_uses.get(term), list[fx.Node]()
-        axis = -1 if use is None else use.out_axis
-        size = term.meta["val"].shape[axis]
+        labels = numbered(use) if use is not None else entries_of(term)
+        size = term.meta["val"].shape[-1 if use is None else use.out_axis]
 
         def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
             if is_sum(user):
                 sums.append(user)
-            if self._shows(user, node) or is_sum(user):
+            if self._shows(user, node):
                 return torch.broadcast_to(labels, user.meta["val"].shape)
-            if does(user, Trait.SUBTRACTS | Trait.ADDS) or _axis_of_vectors(labels, size) is None:
-                return None
-            entries = passed_on(self.found.program, user, node, _entries(labels, size))
-            return None if entries is None else _numbered_anew(entries, size)
+            is_shifted = does(user, Trait.SUBTRACTS | Trait.ADDS) and not is_sum(user)
+            return None if is_shifted else passed_on(self.found.program, user, node, labels)
 
         readings, blind = list[LinearUse](), False
-        for end in follow({term: every_entry(term, axis)}, self.found, goes_on):
+        for end in follow({term: labels}, self.found, goes_on):
             if (reading := self.found.reading(end.user, end.value)) is not None:
-                if NOBODY in end.labels or not _are_vectors(end.labels, reading.out_axis, size):
+                if NOBODY in end.labels or not _is_whole(end.labels, reading.out_axis, size):
                     return None  # it reads what is beside the stream, too
                 readings.append(reading)
-            elif _are_vectors(end.labels, -1, size) and self.loses_mean(end.user, end.value):
+            elif _is_whole(end.labels, -1, size) and self.loses_mean(end.user, end.value):
                 blind = True
             else:
                 return None
         return _Fate(tuple(readings), tuple(dict.fromkeys(sums)), blind)
+
+    def is_seen_whole(self, term: fx.Node) -> bool:
+        """Whether all that sees a term takes whole vectors of one place, and not some entries of each of two tokens."""
+        use = self.found.linear_uses.get(term)
+        axis = -1 if use is None else use.out_axis
+        size = term.meta["val"].shape[axis]
+
+        def goes_on(user: fx.Node, node: fx.Node, labels: Tensor) -> Tensor | None:
+            if self._shows(user, node) or is_sum(user):
+                return torch.broadcast_to(labels, user.meta["val"].shape)
+            if _axis_of_vectors(labels, size) is None:
+                return None
+            entries = passed_on(self.found.program, user, node, _entries(labels, size))
+            return None if entries is None else _numbered_anew(entries, size)
+
+        for end in follow({term: every_entry(term, axis)}, self.found, goes_on):
+            reading = self.found.reading(end.user, end.value)
+            if not _are_vectors(end.labels, -1 if reading is None else reading.out_axis, size):
+                return False
+        return True
 
     def terms(self, node: fx.Node) -> set[fx.Node] | None:
         """The linear maps, rows of tables and weights that a value is the sum of, or consists of; none if there is
@@ -251,15 +271,19 @@ def _is_lookup(node: fx.Node, found: Interpretation) -> bool:
     return does(node, Trait.LOOKS_UP_ROWS) and node.all_input_nodes[0] in found.program.parameters
 
 
+def _is_whole(labels: Tensor, axis: int, size: int) -> bool:
+    """Whether all entries of a stream lie along an axis, in order, wherever some do."""
+    return in_order(labels, axis) and labels.shape[axis] == size
+
+
 def _entries(labels: Tensor, size: int) -> Tensor:
     """Which entry of its vector each is, of vectors that are numbered one after the other."""
     return labels.where(labels == NOBODY, labels % size)
 
 
 def _are_vectors(labels: Tensor, axis: int, size: int) -> bool:
-    """Whether all entries of a stream lie along an axis, in order, wherever some do; those of one vector, not some of
-    each of two tokens."""
-    if not labels.dim() or labels.shape[axis] != size or not in_order(_entries(labels, size), axis):
+    """As `_is_whole`, of entries of one vector each, where vectors are numbered one after the other."""
+    if not _is_whole(_entries(labels, size), axis, size):
         return False
     vectors = labels.movedim(axis, -1) // size
     return bool((vectors == vectors[..., :1]).all())
@@ -270,7 +294,7 @@ def _axis_of_vectors(labels: Tensor, size: int) -> int | None:
 
 
 def _numbered_anew(entries: Tensor, size: int) -> Tensor | None:
-    """What an op makes of whole vectors are others: all of their entries by number."""
+    """All entries by number, of the vectors that an op makes of others."""
     axis = _axis_of_vectors(entries, size)
     if axis is None:
         return None
@@ -295,7 +319,8 @@ def sheared_streams(streams: Streams, taken: Collection[str]) -> Iterator[ShearS
         readers = tuple(sorted({(r.weight, r.in_axis) for r in read}))
         gauge = ShearStream(writers, readers)
         apart = len(set(gauge.targets)) == len(gauge.targets) and not {*taken, *done} & set(gauge.targets)
-        if apart and _are_followed(gauge.targets, {*met, *(r.node for r in read)}, found):
+        followed = apart and _are_followed(gauge.targets, {*met, *(r.node for r in read)}, found)
+        if followed and all(map(streams.is_seen_whole, met)):
             done |= set(gauge.targets)
             yield gauge
 
@@ -330,7 +355,7 @@ def shortened_writers(streams: Streams, centred: Collection[_Along]) -> Iterator
         if not (narrow and len(set(names)) == len(names)):
             continue
         given = all(fate.sums for fate in fates) and streams.is_turning(read[0])
-        if given or all(streams.is_read_alone(node) for node in nodes):
+        if (given and all(map(streams.is_seen_whole, nodes))) or all(streams.is_read_alone(node) for node in nodes):
             yield ShortenWriter(written, readers, lost)
 
 

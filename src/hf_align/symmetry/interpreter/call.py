@@ -25,6 +25,7 @@ from hf_align.symmetry.interpreter.spaces import (
     unify,
 )
 from hf_align.symmetry.interpreter.values import Interpretation, LinearUse, Product, Relation, Rows, Value, aligned
+from hf_align.tracing.amounts import BY_ARGUMENT
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.ops import NO_TRAITS, Factors, Trait, describe, op_name
 from hf_align.tracing.program import Evidence, evidence
@@ -126,6 +127,13 @@ class Call:
     def lower_all(self, axes: Iterable[Axis], bound: Bound, role: str) -> None:
         for axis in axes:
             self.lower(axis, bound, role)
+
+    def keep_if_asked(self, dims: Iterable[int]) -> None:
+        """Pin axes of the first operand that are cut where an argument of the model's call says: another one cuts them
+        elsewhere."""
+        if BY_ARGUMENT in self.node.meta:
+            axes = self.value(self.argument(0)).axes
+            self.lower_all((axes[i] for i in dims), FIXED, BY_ARGUMENT)
 
     def note(self, axis: Axis, role: str) -> None:
         """Remember what an axis is for without bounding it."""

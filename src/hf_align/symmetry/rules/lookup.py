@@ -15,7 +15,7 @@ from hf_align.symmetry.interpreter.bounds import FIXED, ONES, PERMUTATION
 from hf_align.symmetry.interpreter.call import Call, rule, rule_for_numbers
 from hf_align.symmetry.interpreter.spaces import Axis, fresh
 from hf_align.symmetry.interpreter.values import Lookup, Value, aligned
-from hf_align.symmetry.rules.pieces import keep_if_asked, run_along
+from hf_align.symmetry.rules.pieces import run_along
 from hf_align.symmetry.rules.runs import constant_run
 from hf_align.symmetry.rules.ties import keep_order_of_ties
 from hf_align.symmetry.rules.views import dims_of
@@ -100,7 +100,7 @@ def index(call: Call) -> Value:
     used = [i for i, n in enumerate(numbers) if n is not None]
     size = call.argument(0).meta["val"].shape[used[0]]
     if len(used) == 1 and (run := constant_run(call.constant(numbers[used[0]]), size)) is not None:
-        keep_if_asked(call, used[0])
+        call.keep_if_asked(used)
         return run_along(call, used[0], *run)
     value = call.value(call.argument(0))
     chosen: tuple[Axis, ...] = ()

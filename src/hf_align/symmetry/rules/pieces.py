@@ -15,7 +15,6 @@ from hf_align.symmetry.interpreter.spaces import Axis, SpaceMismatchError, cut, 
 from hf_align.symmetry.interpreter.values import Rows, Value
 from hf_align.symmetry.rules.runs import merged_behind
 from hf_align.symmetry.rules.views import rearranged
-from hf_align.tracing.amounts import BY_ARGUMENT
 from hf_align.tracing.ops import Trait, runs
 
 _MOVES = Trait.MOVES | Trait.LINEAR
@@ -25,7 +24,7 @@ _MOVES = Trait.MOVES | Trait.LINEAR
 def slice_(call: Call) -> Value:
     """A run of entries along one axis, which thereby falls into a sum."""
     dim, step = call.argument("dim") % len(call.shape), call.argument("step")
-    keep_if_asked(call, dim)
+    call.keep_if_asked([dim])
     size = call.argument(0).meta["val"].shape[dim]
     start, stop, _ = slice(call.argument("start"), call.argument("end")).indices(size)
     if step == 1:
@@ -34,12 +33,6 @@ def slice_(call: Call) -> Value:
     axes = list(value.axes)
     axes[dim] = _every_other(call, axes[dim], step, whole=len(range(start, stop, step)) * step == size)
     return rearranged(value, axes)
-
-
-def keep_if_asked(call: Call, dim: int) -> None:
-    """Pin an axis that is cut where an argument of the call says: another one cuts it elsewhere."""
-    if BY_ARGUMENT in call.node.meta:
-        call.lower(call.value(call.argument(0)).axes[dim], FIXED, BY_ARGUMENT)
 
 
 def _every_other(call: Call, axis: Axis, step: int, *, whole: bool) -> Axis:
@@ -111,7 +104,7 @@ def narrow(call: Call) -> Value:
     if start is None:
         raise SpaceMismatchError("a run that starts where data says")
     dim = call.argument("dim") % len(call.shape)
-    keep_if_asked(call, dim)
+    call.keep_if_asked([dim])
     start = int(start) % call.argument(0).meta["val"].shape[dim]
     return run_along(call, dim, start, start + call.argument("length"))
 
@@ -125,7 +118,7 @@ def split(call: Call) -> tuple[Value, ...]:
     results = call.node.meta["val"]
     dim = call.argument("dim") % len(results[0].shape)
     sizes = [r.shape[dim] for r in results]
-    keep_if_asked(call, dim)
+    call.keep_if_asked([dim])
     raw = call.raw(call.argument(0))
     if isinstance(raw, Rows) and raw.dim == dim:
         starts = [sum(sizes[:i]) for i in range(len(sizes))]

@@ -20,7 +20,6 @@ from hf_align.symmetry.interpreter.spaces import (
 )
 from hf_align.symmetry.interpreter.values import Rows, Value
 from hf_align.symmetry.rules.runs import axes_kept, merged_behind, runs_along
-from hf_align.tracing.amounts import BY_ARGUMENT
 from hf_align.tracing.ops import Trait, runs
 
 _SHAPES = "size shape start_dim end_dim dim sizes other"
@@ -41,9 +40,7 @@ def view(call: Call) -> Value | Rows:
     if isinstance(raw, Rows) and (behind := merged_behind(call.node, raw.dim)) is not None:
         return _one_behind_the_other(call, raw, behind)
     value = call.value(call.argument(0))
-    if BY_ARGUMENT in call.node.meta:
-        split = (axis for i, axis in enumerate(value.axes) if i not in axes_kept(call.node))
-        call.lower_all(split, FIXED, BY_ARGUMENT)
+    call.keep_if_asked({*range(len(value.axes))}.difference(axes_kept(call.node)))
     rows = _rows(call, value)
     if rows is not None:
         return rows
