@@ -54,6 +54,8 @@ neox = tiny("GPTNeoX", rotary_pct=0.5)
 phi = tiny("Phi", head_dim=None, num_key_value_heads=2)
 modernbert = tiny("ModernBert", "ForMaskedLM", head_dim=None, global_attn_every_n_layers=2)
 
+blocks = tiny("BigBird", "ForMaskedLM", head_dim=None, block_size=4, num_random_blocks=1)
+
 
 def tiny_opt(**changes: object) -> PretrainedConfig:
     sizes = dict(vocab_size=11, hidden_size=8, ffn_dim=6, num_hidden_layers=2, num_attention_heads=2,
@@ -107,6 +109,8 @@ REFUSED: dict[str, tuple[Tiny, Change, Change, str]] = {
     "which layers have windows": (gemma2, dict(sliding_window=4096),
                                   dict(sliding_window=4096, layer_types=["full_attention"] * 2), r"layer_types\[0\]"),
     "window of an encoder": (modernbert, dict(local_attention=128), dict(local_attention=64), "local_attention"),
+    "blocks of long texts alone": (blocks, {}, dict(attention_type="original_full"), "attention_type is block_sparse"),
+    "how many blocks": (blocks, {}, dict(num_random_blocks=2), "num_random_blocks is 1 in A, 2 in B"),
     "eps": (tiny_llama, {}, dict(rms_norm_eps=1e-5), "rms_norm_eps is 1e-06 in A, 1e-05 in B"),
     "eps, LayerNorm": (tiny_vit, {}, dict(layer_norm_eps=1e-5), "layer_norm_eps"),
     "softcap": (gemma2, {}, dict(final_logit_softcapping=20.0), "final_logit_softcapping is 30.0 in A, 20.0 in B"),

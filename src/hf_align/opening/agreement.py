@@ -39,6 +39,8 @@ _SHORT, _LONG = 7, 2050
 """Tokens of a call: few, and as many as are tried where a number cannot be made smaller."""
 _REACHED = 8
 """Numbers up to this stay as they are: short inputs reach them."""
+_TIMES = 16
+"""Longer than a text that reaches beyond every number are those that reach beyond some of them, multiplied."""
 _SHOWN = 40
 """Characters of a value in a message."""
 
@@ -239,11 +241,17 @@ class _Comparison:
             else:
                 stuck.add(path)
         near = [s.having({p: v[i] for p, v in free.items()}) for i, s in enumerate((a, b))]
-        calls = near[0].calls(_REACHED + 2 * len(smaller) + 3, a.model)
+        reach = _REACHED + 2 * len(smaller) + 3
+        calls = near[0].calls(reach, a.model)
         if not calls or any(near[1].fingerprint(call) is None for call in calls):
             return stuck | free.keys()
         self._require_equal(near[0], near[1], calls)
+        if self._ops(near[0], calls) == self._ops(near[0], near[0].calls(reach - 1, a.model)):
+            self._require_equal(near[0], near[1], near[0].calls(_TIMES * reach, a.model))
         return stuck
+
+    def _ops(self, a: Variant, calls: Iterable[Call]) -> int:
+        return sum(found.ops for call in calls if (found := a.fingerprint(call)) is not None)
 
     def _require_run(self, a: Variant, b: Variant, calls: Sequence[Call]) -> None:
         """A field that only code without a call reads is not known to make no difference, unless it is for dropout."""

@@ -43,10 +43,12 @@ class Fingerprint:
         digest: equal if two calls compute the same.
         weights: the parameters and saved floating point buffers that bear on the result.
         results: the names of what is returned; none where that has no names.
+        ops: how many there are.
     """
 
     digest: str
     weights: frozenset[str]
+    ops: int = field(compare=False)
     results: frozenset[str] = field(default=frozenset(), compare=False)
 
 
@@ -163,7 +165,7 @@ def _of_graph(recorded: fx.GraphModule, weights: Mapping[str, str]) -> Fingerpri
             args = node.args[:2] if does(node, Trait.LOOKS_UP_ROWS) else node.args
             said = _said((args, node.kwargs), known)
             digest.update(f"{known[node]} = {node.op} {node.target} {said}\n".encode())
-    return Fingerprint(digest.hexdigest(), frozenset(read))
+    return Fingerprint(digest.hexdigest(), frozenset(read), ops)
 
 
 def _changes_nothing(node: fx.Node) -> bool:
