@@ -19,9 +19,11 @@ from hf_align.symmetry.certificate.random_copy import random_elements
 from hf_align.symmetry.derivation.derive import derive
 from hf_align.symmetry.elements import Element
 from hf_align.symmetry.spec import SymmetrySpec
+from hf_align.tracing.example import Example
 from hf_align.tracing.execute import execute
 from hf_align.tracing.program import Program
-from hf_align.tracing.trace import trace_model
+from hf_align.tracing.recurrence import in_few_steps
+from hf_align.tracing.trace import trace_call, trace_model
 
 _WIDTH = 7
 _ROUNDING = 1e-5
@@ -33,12 +35,12 @@ class Recurrent(nn.Module):
 
     main_input_name = "hidden_states"
 
-    def __init__(self, kind: Callable[..., nn.RNNBase], **options: bool) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase], **options: int) -> None:
         super().__init__()
         self.config = PretrainedConfig(hidden_size=_WIDTH)
         self.up = nn.Linear(_WIDTH, _WIDTH)
         self.loop = kind(_WIDTH, _WIDTH, batch_first=True, **options)
-        self.down = nn.Linear(_WIDTH * (1 + self.loop.bidirectional), 3)
+        self.down = nn.Linear((self.loop.proj_size or _WIDTH) * (1 + self.loop.bidirectional), 3)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         result: Tensor = self.down(self.loop(self.up(hidden_states))[0])
@@ -113,3 +115,40 @@ def test_no_step_leads_down(recurrence: tuple[Program, SymmetrySpec]) -> None:
         return nearest_step(spec, space, a, b, elements, torch.device("cpu"))
 
     assert all(after >= before - 1e-9 * abs(before) for before, after in steps(spec, step))
+
+
+def moved(program: Program) -> tuple[object, ...]:
+    """What a spec moves, and not why; a permutation with signs is its own inverse transpose."""
+    spec = derive(program)
+    groups = {space: spec.group(space) for space in spec.spaces}
+    blocks = {name: str(spec.blocks(name)).replace("power=(-1,)", "power=(1,)") for name in spec.parameters}
+    return groups, blocks, [str(gauge) for gauge in spec.gauges]
+
+
+LONG: dict[str, Callable[[], Recurrent]] = {
+    **KINDS,
+    "LSTM in layers": lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True),
+    "GRU in layers": lambda: Recurrent(nn.GRU, num_layers=2, bidirectional=True),
+    "LSTM with a projection": lambda: Recurrent(nn.LSTM, proj_size=_WIDTH - 2),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_long_text_has_the_bases_that_all_its_steps_have_and_few_of_their_ops(kind: str) -> None:
+    model, example = LONG[kind]().eval(), Example({"hidden_states": torch.randn(2, 20, _WIDTH)}, {})
+    whole = trace_call(model, example)  # type: ignore[arg-type]
+    with in_few_steps():
+        few, longer = (
+            trace_call(model, Example({"hidden_states": torch.randn(2, n, _WIDTH)}, {}))  # type: ignore[arg-type]
+            for n in (20, 400)
+        )
+    assert moved(few) == moved(whole) == moved(longer)
+    assert len(longer.graph.nodes) == len(few.graph.nodes)
+
+
+def test_a_program_whose_values_count_has_all_steps() -> None:
+    """Methods that solve layer after layer compute with the program itself."""
+    model, given = KINDS["LSTM"]().eval(), torch.randn(2, 40, _WIDTH)
+    program = trace_call(model, Example({"hidden_states": given}, {}))  # type: ignore[arg-type]
+    made = execute(program, {n: p.detach() for n, p in model.named_parameters()}, {"hidden_states": given})
+    assert torch.allclose(made, model(given), atol=1e-6)

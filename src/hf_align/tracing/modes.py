@@ -36,6 +36,7 @@ from hf_align.tracing.modules import ModuleModel
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
 from hf_align.tracing.reasons import is_about_numbers, reason
+from hf_align.tracing.recurrence import in_few_steps
 from hf_align.tracing.resized import LEAST, LONGEST, spread
 from hf_align.tracing.small.asked_copy import SmallCopy, small_copy
 from hf_align.tracing.small.loaded_copy import require_as_stored
@@ -65,7 +66,7 @@ def trace_mode(model: PreTrainedModel, mode: Mode) -> Program:
     Raises:
         Exception: whatever the model raises.
     """
-    with branching(model, mode.turned_at) as taken, mode.prepared(model), stepped(model, mode):
+    with branching(model, mode.turned_at) as taken, mode.prepared(model), stepped(model, mode), in_few_steps():
         try:
             program = trace_call(model, mode.example)
         except Exception as error:  # whatever the model raises

@@ -194,10 +194,10 @@ def runs(*ops: str) -> Callable[[Run], Run]:
 
 
 def written_out(op: str) -> Callable[[_Function], _Function]:
-    """Register what an op is made of."""
+    """Register what an op is made of; or one overload of it, such as `gru.input`."""
 
     def register(function: _Function) -> _Function:
-        describe(op, traits=Trait.COMPOSITE)
+        describe(op.partition(".")[0], traits=Trait.COMPOSITE)
         _WRITTEN_OUT[op] = function
         return function
 
@@ -267,14 +267,15 @@ def run_of(node: fx.Node) -> Run | None:
 
 def written_out_as(node: fx.Node) -> _Function:
     """What a composite op is made of: as its family says, else as torch takes it apart."""
-    own = made_of(op_name(node))
+    own = made_of(node.target)
     return own if own is not None else decomposition_table[node.target]  # type: ignore[index]
 
 
-def made_of(op: str) -> _Function | None:
-    """What a family says that an op is made of, if it is."""
+def made_of(op: Any) -> _Function | None:
+    """What a family says that an op, or an overload of it, is made of, if it is."""
     read_families()
-    return _WRITTEN_OUT.get(op)
+    name = getattr(op, "_opname", "")
+    return _WRITTEN_OUT.get(name) or _WRITTEN_OUT.get(f"{name}.{getattr(op, '_overloadname', '')}")
 
 
 def op_name(node: fx.Node) -> str:

@@ -155,7 +155,7 @@ class Recorder(ProxyTorchDispatchMode):
                     self.made[id(result)] = Made.by(func, args, kwargs, result)
             self.lists.hand_on((args, kwargs), result)
             return self._born(func, result, blank=Trait.BLANK in op.traits)
-        if (apart := made_of(func._opname)) is not None:
+        if (apart := made_of(func)) is not None:
             with enable_python_dispatcher(), self:
                 return apart(*args, **kwargs)
         if op.is_indexing:

@@ -39,6 +39,7 @@ from hf_align.tracing.ops import Trait, does, written_out_as
 from hf_align.tracing.program import Program, evidence
 from hf_align.tracing.reasons import NOT_ITS_OWN, DoesNotRunError, is_about_numbers, reason
 from hf_align.tracing.record import SwallowedQuestionError, record
+from hf_align.tracing.recurrence import in_few_steps
 from hf_align.tracing.shown import shown_by
 
 logger = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ def trace_module(model: ModuleModel, example: Example) -> Program:
         IncompatibleModels: it cannot be traced; the message says why, and in which line.
     """
     try:
-        with torch.no_grad(), quiet(), redirect_stderr(io.StringIO()):
+        with torch.no_grad(), quiet(), redirect_stderr(io.StringIO()), in_few_steps():
             program = _by_record(cast(PreTrainedModel, model), example)
     except Exception as error:  # tracing fails in as many ways as there are modules
         asked = error.question if isinstance(error, SwallowedQuestionError) else error

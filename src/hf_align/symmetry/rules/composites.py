@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 from torch.nn.functional import linear
 
 from hf_align.tracing.ops import Trait, describe, written_out
+from hf_align.tracing.recurrence import steps_written_out
 
 describe("lstm", "gru", "rnn_tanh", "rnn_relu", traits=Trait.COMPOSITE)
+_RECURRENT = (torch.ops.aten.lstm, torch.ops.aten.gru, torch.ops.aten.rnn_tanh, torch.ops.aten.rnn_relu)
 
 
 @written_out("scaled_dot_product_attention")
@@ -75,3 +80,69 @@ def memory_cell(
     put, keep, out = (torch.sigmoid(gates[i]) for i in (0, 1, 3))
     memory = keep * memory + put * torch.tanh(gates[2])
     return out * torch.tanh(memory), memory
+
+
+def _recurrent(plain: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """h(t), s(t) = cell(x(t), s(t - 1)), [positions, batch, channels], in layers and both ways; in few steps, if asked.
+
+    Args:
+        plain: the op as torch writes it out, step by step.
+    """
+
+    def recurrent(
+        x: Tensor, hx: Tensor | list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
+        train: bool, bidirectional: bool, batch_first: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        few = steps_written_out()
+        with torch.backends.mkldnn.flags(enabled=False):  # which has an op of its own for all steps
+            if few is None or x.shape[int(batch_first)] <= few:
+                options = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
+                return plain(x, hx, params, *options)
+            x = x.transpose(0, 1) if batch_first else x
+            ways, last = 1 + bidirectional, list[list[Tensor]]()
+            given, each = hx if isinstance(hx, list) else [hx], len(params) // (num_layers * ways)
+            for layer in range(num_layers):
+                made = list[Tensor]()
+                for n in range(layer * ways, layer * ways + ways):
+                    cell = partial(_steps, plain, isinstance(hx, list), params[n * each :][:each], has_biases)
+                    h, states = _in_few(cell, x, [s[n][None] for s in given], few, back=n % ways == 1)
+                    made.append(h)
+                    last.append(states)
+                x = torch.cat(made, -1)
+            return x.transpose(0, 1) if batch_first else x, *(torch.cat(s) for s in zip(*last, strict=True))
+
+    return recurrent
+
+
+def _steps(
+    plain: Callable[..., tuple[Tensor, ...]], in_list: bool, params: list[Tensor], has_biases: bool,
+    x: Tensor, states: list[Tensor],
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """One layer, one way: h, [positions, batch, channels], and the last states, [1, batch, channels] each."""
+    h, *last = plain(x, states if in_list else states[0], params, has_biases, 1, 0.0, False, False, False)
+    return h, last
+
+
+def _in_few(
+    cell: Callable[[Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]], x: Tensor, states: list[Tensor], few: int,
+    *, back: bool,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """As all steps would, but for the values: behind the first ones, each goes on from what the one before it would
+    leave if that went on from the first ones. So no two positions change places.
+
+    Args:
+        back: whether the first steps are taken from the last of them to the first.
+    """
+    order = -1 if back else 1
+    first, start = cell(torch.stack(x[:few].unbind()[::order]), states)
+    later = x[few:]
+    positions, alone = later.shape[:2], later.flatten(0, 1)[None]
+    _, ended = cell(alone, [s.expand(positions[0], -1, -1).flatten(0, 1)[None] for s in start])
+    before = [torch.cat([s, e[0].unflatten(0, positions)[:-1]]) for s, e in zip(start, ended, strict=True)]
+    made, ended = cell(alone, [s.flatten(0, 1)[None] for s in before])
+    h = torch.cat([torch.stack(first.unbind()[::order]), made[0].unflatten(0, positions)])
+    return h, [e[0].unflatten(0, positions)[-1:] for e in ended]
+
+
+for _op in _RECURRENT:
+    written_out(f"{_op._qualified_op_name.partition('::')[2]}.input")(_recurrent(decomposition_table[_op.input]))
