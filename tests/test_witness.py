@@ -351,7 +351,7 @@ def test_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run("merge", *PAIR, "-o", tmp_path / "out", "--quiet", "--dtype", "bfloat16", "--json") == 0
     found = json.loads(capsys.readouterr().out)["witness"]
     assert re.fullmatch(r"witness: aligned B and A answer as they did, largest change \S+ of the largest output "
-                        r"\(rounding alone: \S+; as bfloat16: \S+\), 14 modes, lengths 1 to 64, 32 tokens with a cache",
+                        r"\(rounding alone: \S+; as bfloat16: \S+\), 15 modes, lengths 1 to 64, 32 tokens with a cache",
                         found["sentence"])  # fmt: skip
     b, a = found["models"]
     assert (b["model"], a["model"]) == ("B", "A") and b["written"] == 32 and not b["not_run"]

@@ -96,3 +96,12 @@ class Groups(_Sharing):
             return mlp.down((parts * parts.mean(-1, keepdim=True).sigmoid()).flatten(-2))
 
         return self.by(gated, input_ids)
+
+
+class Nested(Tower):
+    """Tokens compared by as many entries as the call says."""
+
+    def forward(self, input_ids: Tensor, dim: int | None = None) -> CausalLMOutputWithPast:
+        scores = super().forward(input_ids, use_cache=False).logits
+        seen = functional.normalize(scores[..., :dim], dim=-1)
+        return CausalLMOutputWithPast(logits=seen @ seen.mT)

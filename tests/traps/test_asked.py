@@ -12,8 +12,18 @@ from conftest import run
 from transformers import PreTrainedModel, StaticCache
 
 from traps import asked as code
-from traps import shares, tables
+from traps import shares, shown, tables
 from traps.trap import Calls, Trap, both, cases, check, custom, forward, ids_of, lengths, save
+
+
+def beside(**arguments: Any) -> Calls:
+    """What is returned beside the scores."""
+
+    def returned(model: PreTrainedModel) -> torch.Tensor:
+        (name,) = {"gates", "units"} & (found := model(ids_of(model, 7), **arguments)).keys()
+        return torch.cat([t.flatten().to(model.dtype) for t in found[name]])
+
+    return both(lengths(7), lambda _: {f"with {', '.join(arguments)}": returned})
 
 
 def once(**arguments: Any) -> Calls:
@@ -137,12 +147,15 @@ SHARES = {
                                                                   "UnitsByNumber")},
     "Dropped": both(once(dropped=0.25), once(dropped=0.6)),
     **{name: both(once(count=3), once(count=7)) for name in ("UnitsNamed", "UnitsByDefault")},
+    "Nested": both(once(dim=3), once(dim=8)),
     "Groups": both(once(groups=5), once(groups=10)),
 }  # fmt: skip
+SHOWN = {"Gates": dict(output_gates=True), "Largest": dict(return_units=3), "LargestUnsaid": dict(return_units=3)}
 _SIZES: dict[str, Any] = {"InAConfig": {"bends": {"plain": False, "bent": True}}, "Heads": {"num_attention_heads": 4}}
 TRAPS = [
     *(Trap(name, custom(getattr(tables, name), **_SIZES.get(name, {})), calls) for name, calls in TABLES.items()),
     *(Trap(name, custom(getattr(shares, name)), calls) for name, calls in SHARES.items()),
+    *(Trap(name, custom(getattr(shown, name)), beside(**asked)) for name, asked in SHOWN.items()),
     *(Trap(name, custom(getattr(code, name)), calls, may_refuse=True) for name, calls in BESIDE.items()),
     *(Trap(name, custom(getattr(code, name)), calls) for name, calls in ASKED.items()),
     *(Trap(name, custom(getattr(code, name)), lengths(3, 9)) for name in code.BY_HAND),

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, StaticCache
 
-from hf_align.tracing.amounts import TRIED
+from hf_align.tracing.amounts import TRIED, amounts
 from hf_align.tracing.documented import NOT_ASKED
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mode import Mode, Turned, Within, extent, extent_of
 from hf_align.tracing.own_code import kinds_of, methods
 from hf_align.tracing.tokens import NO_LABEL
-from hf_align.tracing.watched import SHARES, Scalar, constants_of, is_said, scalars
+from hf_align.tracing.watched import SHARES, Scalar, constants_of, is_said, is_unsaid, may_be, scalars
 
 _MOST = 8
 """Words and numbers of the code that looks an argument up, which are tried."""
@@ -32,6 +32,7 @@ _UNHEARD = {1: "an argument", 2: "two arguments", 4: "four arguments"}
 """How many arguments are given that no code names."""
 OF_ANY = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
 """Flags that models of transformers hand on without naming them."""
+_FLAGS = ("output_", "return_", "use_")
 _MASK, _CACHE, _EMBEDDED = "attention_mask", "past_key_values", "inputs_embeds"
 
 
@@ -118,7 +119,11 @@ def _values(model: PreTrainedModel, name: str, base: Example) -> Iterator[Any]:
         yield from (*dict.fromkeys((1, *compared)), torch.tensor([0, length - 1]))
     elif named is None or isinstance(named.default, bool) or is_said(named, bool) or name in OF_ANY:
         yield from (value for value in (True, False) if named is None or value is not named.default)
+    elif may_be(named, int) or may_be(named, float):
+        yield from (*amounts(named), *(SHARES if may_be(named, float) else ()))
     elif named.default is None:
+        if is_unsaid(named) and name.startswith(_FLAGS):
+            yield from (True, *amounts(named))
         read = reader(model, rows, length)
         yield from (read.ids(length), torch.arange(rows) % 2, torch.ones(rows))
         if name.endswith("labels"):

@@ -140,13 +140,14 @@ def _directions(found: Interpretation) -> Iterator[LevelDirection]:
 
 
 def _normalised(found: Interpretation) -> Iterator[fx.Node]:
-    """Values that are divided by their lengths."""
+    """Values that are divided by their lengths; nothing that a call takes none of."""
     for node in found.program.graph.nodes:
         if not does(node, Trait.DIVIDES | Trait.MULTIPLIES) or len(node.args) != 2 or node.kwargs:
             continue
         value, other = node.args
         for one, length in ((value, other), (other, value))[: 2 if does(node, Trait.MULTIPLIES) else 1]:
-            if isinstance(one, fx.Node) and one is not length and is_length_of(length, one):
+            has_entries = isinstance(one, fx.Node) and one.meta["val"].numel() > 0
+            if has_entries and one is not length and is_length_of(length, one):
                 yield one
 
 

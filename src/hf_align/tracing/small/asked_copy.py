@@ -16,7 +16,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.errors import IncompatibleModels, first_line
 from hf_align.runtime.devices import CPU, drawing
+from hf_align.tracing.answers import answers_by_name
 from hf_align.tracing.asked import Ask, asks
+from hf_align.tracing.branches.taken import brought
 from hf_align.tracing.build import build_without_weights, quiet, trained_buffers
 from hf_align.tracing.first_calls import first_calls
 from hf_align.tracing.measured import LARGEST, parameters_of, random_weights
@@ -48,7 +50,7 @@ class SmallCopy:
         self._statistics = trained_buffers(model).keys()
         self._given = {n: t.to(self.example.arguments[n].dtype) for n, t in self.example.drawn(rng).items()}
         plain = self._results(Mode("", self.example))
-        self._name = _name_of_answer(plain)
+        self._name, self._shown = _name_of_answer(plain), _shown(model, plain)
         self._plain = next(iter(_answers(plain, self._name)), None)
 
     @property
@@ -85,7 +87,14 @@ class SmallCopy:
 
     def _is_changed(self, ask: Ask) -> bool:
         ways = [answers for mode in ask.modes(self.example) if (answers := self.answers(mode))]
-        return bool(ways) and not any(map(self.is_plain, ways))
+        return bool(ways) and (not any(map(self.is_plain, ways)) or any(map(self._shows_more, ask.modes(self.example))))
+
+    def _shows_more(self, mode: Mode) -> bool:
+        """Whether a call returns an answer of the model's own beside the first that the plain one lacks."""
+        try:
+            return bool(_shown(self.model, self._results(mode)) - self._shown)
+        except Exception:  # models refuse arguments in as many ways as there are models
+            return False
 
     def is_plain(self, answers: list[Tensor]) -> bool:
         """Whether the answer to the first call is among some results, or some rows of it."""
@@ -196,6 +205,12 @@ def _name_of_answer(results: Any) -> str | None:
     """The first result with a name that is made of floating point numbers, but for the loss."""
     items = results.items() if isinstance(results, Mapping) else ()
     return next((n for n, t in items if isinstance(t, Tensor) and t.is_floating_point() and n != "loss"), None)
+
+
+def _shown(model: PreTrainedModel, results: Any) -> set[str]:
+    """The names of what is returned beside its answer by code that a model brings along: of each in a tuple, too."""
+    named = answers_by_name(model, results) if isinstance(results, Mapping) and brought(model) else {}
+    return {name for name, value in named.items() if isinstance(value, Tensor)}
 
 
 def _answers(results: Any, name: str | None) -> list[Tensor]:
