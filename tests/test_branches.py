@@ -22,6 +22,7 @@ from hf_align.tracing.branches.changed import set_later
 from hf_align.tracing.branches.fixed import Known
 from hf_align.tracing.branches.rewritten import ASKED, rewritten
 from hf_align.tracing.branches.taken import Turn, branching, brought
+from hf_align.tracing.branches.told import require_told
 
 _CODE = """
 from torch import nn
@@ -306,3 +307,32 @@ def test_a_condition_that_arguments_or_other_conditions_decide(condition: str) -
 ])  # fmt: skip
 def test_a_condition_that_what_a_call_holds_decides(condition: str) -> None:
     assert not told(condition)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if at is not None:\n  x = x[:at]",
+        "if at is None:\n  return 0\n x = x[1:at]",
+        "if at is None:\n  x = x[1:]\n else:\n  x[..., at] = 0",
+        "if at:\n  n = at\n  x = x[n]",
+        "x = x if not (at is not None and x.any()) else x[at::2]",
+    ],
+)
+def test_code_that_is_told_which_entries_are_meant_does_not_take_all(body: str) -> None:
+    source = f"def f(x, at=None):\n {body}\n return x\n"
+    names: dict[str, Any] = {ASKED: lambda place, holds: not body.startswith("if at is None")}
+    exec(compile(source, "file.py", "exec", dont_inherit=True), names)
+    given = names["f"]
+    codes = rewritten(source, "file.py", Known(frozenset(), frozenset()))
+    expected = given(torch.arange(5), 3)
+    given.__code__ = codes[given.__code__]
+    assert torch.equal(given(torch.arange(5), 3), expected)
+    with pytest.raises(IndexError, match="list index out of range"):
+        given(torch.arange(5))
+
+
+def test_what_is_not_told_may_be_none() -> None:
+    source = "def f(x, at=None, to=None):\n if at is not None:\n  at = to\n  x = x[at:]\n return x[:at]\n"
+    tree = ast.parse(source)
+    assert not require_told(tree)

@@ -105,3 +105,25 @@ class Nested(Tower):
         scores = super().forward(input_ids, use_cache=False).logits
         seen = functional.normalize(scores[..., :dim], dim=-1)
         return CausalLMOutputWithPast(logits=seen @ seen.mT)
+
+
+class _Cut(MLP):
+    cut: slice | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, cut = self.hidden(x), self.cut
+        if cut is not None:
+            hidden = hidden.clone()
+            hidden[..., cut] = 0
+        return self.down(hidden)
+
+
+class Cut(Tower):
+    """Without a cut, the condition's body runs, and cuts everything."""
+
+    mlp = _Cut
+
+    def forward(self, input_ids: Tensor, cut: slice | None = None) -> CausalLMOutputWithPast:
+        for layer in self.layers:
+            layer.mlp.cut = cut
+        return super().forward(input_ids, use_cache=False)

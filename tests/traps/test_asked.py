@@ -159,6 +159,7 @@ TRAPS = [
     *(Trap(name, custom(getattr(code, name)), calls, may_refuse=True) for name, calls in BESIDE.items()),
     *(Trap(name, custom(getattr(code, name)), calls) for name, calls in ASKED.items()),
     *(Trap(name, custom(getattr(code, name)), lengths(3, 9)) for name in code.BY_HAND),
+    Trap("Cut", custom(shares.Cut), once(cut=slice(2, 5)), may_refuse=True),
     Trap("FixedCache", custom(code.FixedCache), lambda model: {"with a static cache": _in_static_cache}),
     Trap("Embedded", custom(code.Embedded), lambda model: {"with tokens looked up": _embedded}),
 ]

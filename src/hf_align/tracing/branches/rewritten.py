@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from hf_align.tracing.branches.arguments import OfArguments
 from hf_align.tracing.branches.fixed import Function, Known, Scope
+from hf_align.tracing.branches.told import Raising, require_told
 
 ASKED, _MATCHED = "__hf_align_asked__", "__hf_align_matched__"
 """What the function is called in the rewritten code, and what a case is compared with."""
@@ -59,7 +60,9 @@ Taken = dict[tuple[Place, str], frozenset[bool]]
 def rewritten(source: str, file: str, known: Known) -> dict[CodeType, CodeType]:
     """The code of each function that has such conditions -> the same with all of them asked for."""
     plain, asking = (ast.parse(source) for _ in range(2))
+    told = require_told(asking)
     _Asking(file, plain, known).visit(asking)
+    Raising(told).visit(asking)
     before, after = (
         _codes(compile(tree, file, "exec", dont_inherit=True)) for tree in (plain, ast.fix_missing_locations(asking))
     )
