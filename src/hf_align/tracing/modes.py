@@ -162,7 +162,7 @@ def find_modes(
     found += _with_fewer_tokens(model, still | (dict([most]) if most is not None else {}))
     found += _with_losses(model, found)
     require_lists_held(model)
-    others, untried = _with_other_branches(model, found, idle, copy)
+    others, untried = _with_other_branches(model, found, idle, copy, longer)
     note_cuts_by_arguments([*found, *idle, *others])
     return [(plain, replace(base, untried=untried)), *found[1:], *others]
 
@@ -249,7 +249,11 @@ def _with_fewer_tokens(model: PreTrainedModel, found: Mapping[Mode, Program]) ->
 
 
 def _with_other_branches(
-    model: PreTrainedModel, found: Sequence[Found], idle: Sequence[Found], copy: SmallCopy | None
+    model: PreTrainedModel,
+    found: Sequence[Found],
+    idle: Sequence[Found],
+    copy: SmallCopy | None,
+    longer: Sequence[Mode],
 ) -> tuple[list[Found], tuple[str, ...]]:
     """The calls that do something else where the model's own code takes a branch that no other call takes, and the
     lines that only other arguments may send another way (`Program.untried`).
@@ -277,7 +281,7 @@ def _with_other_branches(
             raise IncompatibleModels(f"{said}: {reason(program)}")
         return Failed(taken, runs or isinstance(program, NothingNew) or refuses(model, program, taken))
 
-    answers = ((mode, _answer(model, mode, base)) for mode in (plain, *_unusual(model, base.example)))
+    answers = ((mode, _answer(model, mode, base)) for mode in (plain, *_unusual(model, base.example, longer)))
     first, *large = [(mode, program) for mode, program in answers if isinstance(program, Program)] or [found[0]]
     more, conditions = list[Found](), Conditions()
     for mode, program in (*large, *explore(conditions, [first, *others, *idle, *large], run)):
@@ -289,10 +293,10 @@ def _with_other_branches(
     return more, conditions.left_to_arguments()
 
 
-def _unusual(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
+def _unusual(model: PreTrainedModel, base: Example, longer: Sequence[Mode]) -> Iterator[Mode]:
     """Many texts of many tokens, for some code runs with no fewer; one token, which stands alone; and a text as long as
     each number in the code says, for some runs with no other."""
-    room = min(positions(model.config) or LONGEST, LONGEST)
+    room = min(positions(model.config) or LONGEST, LONGEST, max((mode.extent[1] for mode in longer), default=LONGEST))
     numbers = {n for n in numbers_of_own_code(model) if LEAST <= n <= room}
     lengths = (1, *spread(sorted(numbers - {extent(base)[1]}), _EXACT))
     extents = [(_MANY[0], min(_MANY[1], room)), *((1, length) for length in lengths)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import cycle
 from typing import Any
 
@@ -15,12 +16,15 @@ from transformers import PreTrainedModel
 from hf_align.errors import IncompatibleModels
 from hf_align.tracing.arguments import Arguments
 from hf_align.tracing.branches.taken import brought
+from hf_align.tracing.example import Example
 from hf_align.tracing.fields import parts
-from hf_align.tracing.mode import extent
+from hf_align.tracing.fingerprint import Call, CannotRecord
+from hf_align.tracing.mode import at_length, extent
 from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.own_code import code_of, files_of
 from hf_align.tracing.program import WORKED_OUT, Program, evidence
+from hf_align.tracing.recurrence import in_few_steps
 from hf_align.tracing.resized import LEAST, LONGEST, numbers_in_code, numbers_noted, spread
 from hf_align.tracing.ways import positions
 
@@ -29,6 +33,10 @@ _FARTHEST = 4098
 what turns by position is looked at in every place, which takes gigabytes."""
 _BYTES = 3 * 2**27
 """That masks, and what they are computed of, may take: where that is much, texts are shorter."""
+_OPS = 10_000
+"""Of a call, where each token takes some: such code takes seconds."""
+_FEWEST = 40
+"""Tokens of such a text, whatever they take; more than some ops are written out for step by step."""
 _LENGTHS = 5
 """Longer texts that are traced at most."""
 _FAR = 2
@@ -48,7 +56,7 @@ def extents_beyond(model: PreTrainedModel, program: Program) -> list[tuple[int, 
         IncompatibleModels: code that the model brings along cuts texts where none are so long that are traced.
     """
     is_own = bool(brought(model))
-    most = _affordable(program) if is_own else LONGEST
+    most = _affordable(model, program) if is_own else LONGEST
     room = positions(model.config) or most
     numbers = numbers_in_code(model, most) | _windows(model, program, most)
     if is_own:
@@ -66,13 +74,25 @@ def extents_beyond(model: PreTrainedModel, program: Program) -> list[tuple[int, 
     return [*zip(cycle(_ROWS), near, strict=False), *((1, length) for length in far)]
 
 
-def _affordable(program: Program) -> int:
+def _affordable(model: PreTrainedModel, program: Program) -> int:
     """Tokens of the longest text that is traced: what is computed of pairs of positions grows with their square, and is
     held as long as a call is recorded."""
     length = extent(program.example)[1]
     made = program.graph.output_node().meta.get(WORKED_OUT, ())
     of_pairs = sum(size for shape, size in made if shape.count(length) > 1)
-    return max(LONGEST, min(_FARTHEST, int(length * math.sqrt(_BYTES / max(1, of_pairs)))))
+    by_memory = max(LONGEST, min(_FARTHEST, int(length * math.sqrt(_BYTES / max(1, of_pairs)))))
+    each = _ops_of_a_token(model, program.example)
+    return min(by_memory, max(_FEWEST, _OPS // each)) if each else by_memory
+
+
+def _ops_of_a_token(model: PreTrainedModel, example: Example) -> int:
+    """Ops that one token more takes: some where code goes through a text token by token, else none."""
+    rows, _ = extent(example)
+    longer = (at_length(example, length, rows) for length in (_FEWEST, _FEWEST + 1))
+    with in_few_steps(), suppress(CannotRecord):
+        ops = [Call(text).fingerprint(model).ops for text in longer if text is not None]
+        return max(0, ops[-1] - ops[0]) if ops else 0
+    return 0
 
 
 def numbers_of_own_code(model: PreTrainedModel) -> set[int]:
