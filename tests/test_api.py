@@ -209,6 +209,17 @@ def test_a_loader_of_images_with_a_label_each() -> None:
     assert each[0] == each[1] == each[2]
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_data_of_whole_numbers_of_any_size(dtype: torch.dtype) -> None:
+    a, b = built(tiny_bert(), 0), built(tiny_bert(), 1)
+    ids = torch.arange(3, 11).expand(4, 8).clone()
+    batches = ({"input_ids": t, "labels": t} for t in (ids, ids.to(dtype)))
+    given, same = (hf_align.evaluate(a, b, batch, points=3) for batch in batches)
+    assert given == same
+    rows = [{"input_ids": row, "labels": row} for row in ids.to(dtype).numpy()]
+    assert hf_align.evaluate(a, b, rows, points=3) == given
+
+
 def test_data_of_a_model_whose_head_is_tied(tmp_path: Path) -> None:
     a, b = built(tiny_bert(), 0), built(tiny_bert(), 1)
     ids = torch.arange(3, 11).expand(4, 8).clone()

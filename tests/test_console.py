@@ -227,6 +227,31 @@ def test_what_is_empty_is_not_the_folder_that_a_command_is_run_in(
     assert line == f"hf-align: {message}; is a variable of the shell not set?"
 
 
+@pytest.mark.parametrize("typed", [["merge", "a", "b", "-o", "r\udce9sum\udce9"], ["align", "a\udcff", "b", "-o", "c"]])
+def test_a_name_that_no_card_could_say_is_refused(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*typed) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("is no text in UTF-8; rename the file or folder, or run in a UTF-8 locale")
+
+
+def test_a_folder_that_was_removed_is_no_place_to_run_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path.cwd()
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    try:
+        (tmp_path / "gone").rmdir()
+        assert run("merge", tmp_path, tmp_path, "-o", tmp_path / "out") == 2
+    finally:
+        os.chdir(before)
+    assert capsys.readouterr().err == "hf-align: the folder in which hf-align is run was removed\n"
+
+
+def test_an_output_that_is_a_link_to_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    assert run("merge", LLAMA / "0", LLAMA / "1", "-o", tmp_path / "out", "--quiet") == 2
+    assert capsys.readouterr().err == f"hf-align: {tmp_path / 'out'} cannot be written: it is a link to nothing\n"
+
+
 @pytest.mark.parametrize("words", [(), ("--verbose",)])
 def test_what_the_client_says_is_said_once_and_where_it_is_asked_for(words: tuple[str, ...]) -> None:
     code = f"""

@@ -60,6 +60,8 @@ def test_models_are_scored_by_the_harness(task: Path, monkeypatch: pytest.Monkey
     assert math.isclose(found["negated"]["genesis"]["acc,none"], expected) and expected < 1
     with pytest.raises(ValueError, match="no task called exodus"):
         hf_align.score({"A": LLAMA}, ["exodus"], include_path=task)
+    with pytest.raises(ValueError, match="nowhere is no folder of tasks"):
+        hf_align.score({"A": LLAMA}, ["genesis"], include_path="nowhere")
 
 
 @pytest.mark.slow

@@ -91,9 +91,14 @@ def _of_one_number(objective: Loss) -> Loss:
     return loss
 
 
+def _in_long(values: Tensor) -> Tensor:
+    """Whole numbers as 64-bit ones, which losses ask for."""
+    return values if values.is_floating_point() or values.dtype == torch.bool else values.long()
+
+
 def _batch(data: Any, given: Given, tokenizer: PreTrainedTokenizerBase | None) -> Batch:
     if isinstance(data, Mapping):
-        return {name: torch.as_tensor(value) for name, value in data.items()}
+        return {name: _in_long(torch.as_tensor(value)) for name, value in data.items()}
     if isinstance(data, Tensor):
         raise OptionError('data is a tensor; say which argument it is, as in {"input_ids": tensor}')
     if not isinstance(data, Iterable):
@@ -137,7 +142,7 @@ def _joined(name: str, values: list[Any], batches: bool) -> Tensor:
     tensors = [torch.as_tensor(value) for value in values]
     if len({t.shape[1:] if batches else t.shape for t in tensors}) > 1:
         raise OptionError(f"{name} is not of one length in all of data: pad it, or cut it")
-    return torch.cat(tensors) if batches else torch.stack(tensors)
+    return _in_long(torch.cat(tensors) if batches else torch.stack(tensors))
 
 
 def _of_texts(texts: list[str], given: Given, tokenizer: PreTrainedTokenizerBase | None) -> Batch:

@@ -40,11 +40,11 @@ def score(
         device: where models run; an accelerator if there is one.
 
     Returns:
-        By model, what each task's metrics are, standard errors among them.
+        By model, what each task's metrics are, without standard errors.
 
     Raises:
         MissingExtra: the harness is not installed (`pip install 'hf-align[tasks]'`).
-        ValueError: there is no such task, or no tokenizer; models have no names.
+        ValueError: there is no such task or folder, or no tokenizer; models have no names.
     """
     try:
         from lm_eval import simple_evaluate
@@ -57,6 +57,8 @@ def score(
     if not isinstance(models, Mapping):
         raise OptionError("models is one model or a list; a dict of models by their names is needed")
     own = None if include_path is None else os.fspath(include_path)
+    if own is not None and not os.path.isdir(own):
+        raise OptionError(f"{own} is no folder of tasks")
     manager = TaskManager(include_path=own, include_defaults=False)
     if not set(tasks) <= set(manager.all_tasks):  # to index the thousands that ship takes a minute
         manager = TaskManager(include_path=own)

@@ -340,7 +340,9 @@ def _locked(claim: Claim) -> Iterator[None]:
         lock = lock_folder(claim.folder, claim.work)
     except OSError as error:
         remove_empty(made)
-        raise OutputError(f"{claim.folder} cannot be written: {error.strerror or error}") from error
+        is_broken = claim.folder.is_symlink() and not claim.folder.exists()
+        why = "it is a link to nothing" if is_broken else error.strerror or error
+        raise OutputError(f"{claim.folder} cannot be written: {why}") from error
     with lock:
         try:
             claim.require_ours()

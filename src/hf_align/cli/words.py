@@ -47,13 +47,20 @@ def current_names(words: Sequence[str], say: Callable[[str], None]) -> list[str]
 
 
 def require_values(words: Sequence[str]) -> None:
-    """Refuse what stands for nothing: the empty path is the folder that the command is run in.
+    """Refuse what stands for nothing: the empty path is the folder that the command is run in. What is written of a
+    merge says where it is, as text.
 
     Raises:
-        OptionError: a word, or the value of an option, is empty.
+        OptionError: a word, or the value of an option, is empty or no text in UTF-8; that folder is gone.
     """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise OptionError("the folder in which hf-align is run was removed") from None
     for before, word in zip(["hf-align", *words], words, strict=False):
         name, equals, value = word.partition("=")
+        if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise OptionError(f"{word!r} is no text in UTF-8; rename the file or folder, or run in a UTF-8 locale")
         if not word:
             raise OptionError(f"what follows {before} is empty; is a variable of the shell not set?")
         if word.startswith("-") and equals and not value and name != "--push":
