@@ -272,8 +272,9 @@ class Ways:
 
     def _beside(self, user: fx.Node, node: fx.Node, own: Collection[str]) -> _Bias | None:
         """The bias that a sum brings to a value."""
-        biases = [b for a, b in self.arriving[user].items() if a not in (node, user)] if user in self.arriving else []
-        return biases[0] if biases and biases[0].name not in own else None
+        arriving = self.arriving[user].items() if user in self.arriving else ()
+        bias = next((b for a, b in arriving if a is not node and a is not user), None)
+        return bias if bias is not None and bias.name not in own else None
 
     def _fates_at(self, use: Use, own: Collection[str], within: LinearUse | None) -> Iterator[Fate]:
         entries = present(use.labels)
