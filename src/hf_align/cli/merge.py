@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hf_align.jobs.outcome import Report
 
 _OF_EFFORT = ("match", "method", "alignment", "steps", "lambda_sampling", "base", "parameter")
-_OF_MATCHING = ("residual", "heads", "spaces", "alignment", "specs")
 
 
 def merge(
@@ -134,8 +133,6 @@ def _require_used(ctx: typer.Context, options: Options, data: Path | None, certi
         raise OptionError("--certify proves the symmetries that models are moved by, and --match none moves none")
     if certify and options.method not in get_args(OwnMethod):
         raise OptionError(f"--certify is not for --method {options.method}; hf-align certify proves the same")
-    if options.match == "none" and (idle := _given(ctx, _OF_MATCHING)):
-        raise OptionError(f"--{idle[0]} says how models are matched, and --match none matches nothing")
     if data is None and _given(ctx, ["points"]):
         raise OptionError("--points is how many losses are measured between the models; it needs --data")
 

@@ -71,6 +71,8 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="What a merge has wr
 
 # How models are matched -----------------------------------------------------------------------------------------------
 
+_OF_MATCHING = ("residual", "heads", "spaces", "alignment", "specs")
+"""Options that say how models are matched."""
 _WAYS = (
     "By their weights (seconds), by what both compute on the same inputs, or by descent on the loss of the merged "
     "model (best, slowest; needs no data)."
@@ -294,11 +296,28 @@ def chosen(given: Mapping[str, Any], schedule_of: Callable[..., Schedule] = Sche
         of_method = ", or --method distil" if "onto" in given else ", or --method curve or distil"
         by = of_method if "method" in given else ""  # which align and evaluate do not have
         raise OptionError(f"{name} applies to a descent: it needs --match learned{by}")
+    _require_matched(options)
     if options.device is not None:
         from hf_align.runtime.devices import named  # loads torch
 
         named(options.device)
     return options
+
+
+def _require_matched(options: Options) -> None:
+    """Refuse what says how models are matched where nothing matches them, or where a file says it already.
+
+    Raises:
+        OptionError: there is such an option.
+    """
+    plain = Options()
+    differ = [name for name in _OF_MATCHING if getattr(options, name) != getattr(plain, name)]
+    if options.match == "none" and (differ or options.untie):
+        name = differ[0] if differ else "untie-word-embeddings"
+        raise OptionError(f"--{name} says how models are matched, and --match none matches nothing")
+    anew = ["match"] if options.match != plain.match else [name for name in differ if name == "heads"]
+    if options.alignment is not None and anew:
+        raise OptionError(f"--{anew[0]} says how models are matched anew, and --alignment has what moves B")
 
 
 def at_revision(model: str, revision: str | None) -> str:
