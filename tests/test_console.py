@@ -181,6 +181,7 @@ REFUSED = {
     "merge a b --residual first": "needs --match activation",
     "merge a b --steps 3": "--steps applies to a descent",
     "transport f --base a --onto b -o c --method task_arithmetic --keep 0.5": "--keep is of what is fitted",
+    "merge a b --method distil --lambda-sampling uniform": "--lambda-sampling is no setting of what goes down a loss",
     "merge a b --match none --spaces x": "--spaces says how models are matched",
     "merge a b --match none --alignment x": "--alignment says how models are matched",
     "merge a b --match none --untie-word-embeddings": "--untie-word-embeddings says how models are matched",

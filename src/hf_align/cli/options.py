@@ -296,6 +296,8 @@ def chosen(given: Mapping[str, Any], schedule_of: Callable[..., Schedule] = Sche
         of_method = ", or --method distil" if "onto" in given else ", or --method curve or distil"
         by = of_method if "method" in given else ""  # which align and evaluate do not have
         raise OptionError(f"{name} applies to a descent: it needs --match learned{by}")
+    if idle := [name for name in scheduled if name not in schedule.used_by(options.match, options.method)]:
+        raise OptionError(f"--{idle[0].replace('_', '-')} is no setting of what goes down a loss here")
     _require_matched(options)
     if options.device is not None:
         from hf_align.runtime.devices import named  # loads torch
