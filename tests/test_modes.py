@@ -32,7 +32,7 @@ from hf_align.tracing.build import build_without_weights
 from hf_align.tracing.mode import Mode, at_length
 from hf_align.tracing.modes import trace_modes
 from hf_align.tracing.small.shrink import shrink
-from hf_align.tracing.thresholds import _affordable
+from hf_align.tracing.thresholds import _affordable, _by_memory
 from hf_align.tracing.trace import trace
 
 
@@ -472,8 +472,16 @@ def test_embeddings_that_are_compared_are_an_answer() -> None:
 
 def test_the_longest_text_is_as_long_as_what_it_computes_of_pairs_allows() -> None:
     """The buckets of T5 are computed of all pairs of positions, in a dozen tables that are held till it is recorded."""
-    assert _affordable(trace(tiny_llama())) == 4098
-    assert 600 < _affordable(trace(tiny_t5())) < 2000
+    assert _by_memory(trace(tiny_llama())) == 4098
+    assert 600 < _by_memory(trace(tiny_t5())) < 2000
+
+
+def test_the_longest_text_of_what_goes_through_it_token_by_token_is_as_long_as_its_ops_allow() -> None:
+    looped = hf.RwkvConfig(vocab_size=11, hidden_size=8, num_hidden_layers=2, attention_hidden_size=8,
+                                     intermediate_size=6, architectures=["RwkvForCausalLM"])  # fmt: skip
+    for config, least, most in ((tiny_llama(), 4098, 4098), (looped, 40, 1000)):
+        model = build_without_weights(config)
+        assert least <= _affordable(model, trace(config)) <= most
 
 
 def test_a_condition_is_turned_in_the_longest_texts_only_if_no_others_met_it() -> None:

@@ -75,14 +75,18 @@ def extents_beyond(model: PreTrainedModel, program: Program) -> list[tuple[int, 
 
 
 def _affordable(model: PreTrainedModel, program: Program) -> int:
-    """Tokens of the longest text that is traced: what is computed of pairs of positions grows with their square, and is
-    held as long as a call is recorded."""
+    """Tokens of the longest text that is traced."""
+    by_memory, each = _by_memory(program), _ops_of_a_token(model, program.example)
+    return min(by_memory, max(_FEWEST, _OPS // each)) if each else by_memory
+
+
+def _by_memory(program: Program) -> int:
+    """As many as memory allows: what is computed of pairs of positions grows with their square, and is held as long as
+    a call is recorded."""
     length = extent(program.example)[1]
     made = program.graph.output_node().meta.get(WORKED_OUT, ())
     of_pairs = sum(size for shape, size in made if shape.count(length) > 1)
-    by_memory = max(LONGEST, min(_FARTHEST, int(length * math.sqrt(_BYTES / max(1, of_pairs)))))
-    each = _ops_of_a_token(model, program.example)
-    return min(by_memory, max(_FEWEST, _OPS // each)) if each else by_memory
+    return max(LONGEST, min(_FARTHEST, int(length * math.sqrt(_BYTES / max(1, of_pairs)))))
 
 
 def _ops_of_a_token(model: PreTrainedModel, example: Example) -> int:
