@@ -332,7 +332,17 @@ def test_code_that_is_told_which_entries_are_meant_does_not_take_all(body: str) 
         given(torch.arange(5))
 
 
-def test_what_is_not_told_may_be_none() -> None:
-    source = "def f(x, at=None, to=None):\n if at is not None:\n  at = to\n  x = x[at:]\n return x[:at]\n"
-    tree = ast.parse(source)
-    assert not require_told(tree)
+@pytest.mark.parametrize(
+    "body",
+    [
+        "at = to\n  x = x[at:]",
+        "for at in (None, 1):\n   x = x[at:]",
+        "x = [x[at:] for at in (None, 1)]",
+        "x = (lambda at: x[at:])(to)",
+        "n = at\n  n = to\n  x = x[n:]",
+        "x = x[to:]",
+    ],
+)
+def test_what_is_not_told_may_be_none(body: str) -> None:
+    source = f"def f(x, at=None, to=None):\n if at is not None:\n  {body}\n return x[:at]\n"
+    assert not require_told(ast.parse(source))

@@ -7,7 +7,8 @@ numbers adds an axis. So a call that is turned to such code would run, and show 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 _LEAVE = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -65,18 +66,28 @@ class _Told(ast.NodeVisitor):
         parts = (part for part in ast.walk(node.slice) if isinstance(part, _LOOKED_AT))
         self.places |= {part for part in parts if ast.unparse(part) in self._told}
 
-    def _block(self, nodes: Iterable[ast.AST], told: Iterable[str]) -> None:
-        """Statements that run one after the other: what one leaves at, or binds, those behind it are told."""
-        before, self._told = self._told, self._told.union(told)
+    def _block(self, nodes: Sequence[ast.AST], told: Iterable[str]) -> None:
+        """Statements that run one after the other: what one leaves at, or calls by another name, those behind it are
+        told; what is bound among them may be None again."""
+        before, bound = self._told, Counter(name for node in nodes for name in _bound(node))
+        self._told = self._told.union(told).difference(bound)
         for node in nodes:
             self.visit(node)
             match node:
                 case ast.If(test=test, body=[*_, last], orelse=[]) if isinstance(last, _LEAVE):
-                    self._told = self._told.union(_told_by(test, False))
-                case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    is_told = ast.unparse(value) in self._told
-                    self._told = self._told | {name} if is_told else self._told - {name}
+                    self._told = self._told.union(_told_by(test, False)).difference(bound)
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if ast.unparse(value) in self._told:
+                    self._told |= {name} if bound[name] == 1 else set()
         self._told = before
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """What is given a value anywhere in some code, each as often as it is."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.arg):
+            yield part.arg
+        elif isinstance(part, _LOOKED_AT) and isinstance(part.ctx, ast.Store):
+            yield ast.unparse(part)
 
 
 def _told_by(test: ast.expr, holds: bool) -> set[str]:
