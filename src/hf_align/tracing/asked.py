@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, StaticCache
 
 from hf_align.tracing.amounts import TRIED, amounts
-from hf_align.tracing.documented import NOT_ASKED
+from hf_align.tracing.documented import FLAG, NOT_ASKED
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import reader
 from hf_align.tracing.mode import Mode, Turned, Within, extent, extent_of
@@ -32,7 +32,6 @@ _UNHEARD = {1: "an argument", 2: "two arguments", 4: "four arguments"}
 """How many arguments are given that no code names."""
 OF_ANY = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
 """Flags that models of transformers hand on without naming them."""
-_FLAGS = ("output_", "return_", "use_")
 _MASK, _CACHE, _EMBEDDED = "attention_mask", "past_key_values", "inputs_embeds"
 
 
@@ -122,7 +121,7 @@ def _values(model: PreTrainedModel, name: str, base: Example) -> Iterator[Any]:
     elif may_be(named, int) or may_be(named, float):
         yield from (*amounts(named), *(SHARES if may_be(named, float) else ()))
     elif named.default is None:
-        if is_unsaid(named) and name.startswith(_FLAGS):
+        if is_unsaid(named) and FLAG.search(name):
             yield from (True, *amounts(named))
         read = reader(model, rows, length)
         yield from (read.ids(length), torch.arange(rows) % 2, torch.ones(rows))

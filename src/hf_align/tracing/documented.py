@@ -17,7 +17,9 @@ from hf_align.tracing.inputs import Reader, media, reader
 from hf_align.tracing.mode import extent
 from hf_align.tracing.tokens import announcing_tokens
 
-NOT_ASKED = re.compile("^(output|return|use)_|_to_keep$|labels?$|loss")
+FLAG = re.compile("^(output|return|use)_")
+"""Arguments that turn something on or off."""
+NOT_ASKED = re.compile(f"{FLAG.pattern}|_to_keep$|labels?$|loss")
 """Arguments that only ask for more results, or fewer."""
 _DOCUMENTED = re.compile(r"^\s*(\w+) \((.*?) of shape `?\(([^)]*)\)", re.MULTILINE)
 OF_TEXT = ("input_ids", "attention_mask")

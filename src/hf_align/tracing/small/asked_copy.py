@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -86,15 +87,13 @@ class SmallCopy:
         return bool(answers) and not any(bool(answer.isfinite().any()) for answer in answers)
 
     def _is_changed(self, ask: Ask) -> bool:
-        ways = [answers for mode in ask.modes(self.example) if (answers := self.answers(mode))]
-        return bool(ways) and (not any(map(self.is_plain, ways)) or any(map(self._shows_more, ask.modes(self.example))))
-
-    def _shows_more(self, mode: Mode) -> bool:
-        """Whether a call returns an answer of the model's own beside the first that the plain one lacks."""
-        try:
-            return bool(_shown(self.model, self._results(mode)) - self._shown)
-        except Exception:  # models refuse arguments in as many ways as there are models
-            return False
+        results = list[Any]()
+        for mode in ask.modes(self.example):
+            with suppress(Exception):  # models refuse arguments in as many ways as there are models
+                results.append(self._results(mode))
+        ways = [answers for each in results if (answers := self._in_numbers(each))]
+        shows_more = any(_shown(self.model, each) - self._shown for each in results)
+        return bool(ways) and (shows_more or not any(map(self.is_plain, ways)))
 
     def is_plain(self, answers: list[Tensor]) -> bool:
         """Whether the answer to the first call is among some results, or some rows of it."""
@@ -110,9 +109,18 @@ class SmallCopy:
             IncompatibleModels: it goes by what other calls have computed of other weights.
         """
         try:
-            found = self.answers_of(mode, times)
+            results = self._results(mode, times)
         except Exception:  # models refuse arguments in as many ways as there are models
             return []
+        return self._in_numbers(results)
+
+    def _in_numbers(self, results: Any) -> list[Tensor]:
+        """What may be the answer among some results.
+
+        Raises:
+            IncompatibleModels: as `answers`.
+        """
+        found = _answers(results, self._name)
         if any(isinstance(answer, FakeTensor) for answer in found):
             raise _keeps_what_it_computed(self.model)
         return found
