@@ -21,6 +21,7 @@ from hf_align.tracing.branches.arguments import OfArguments
 from hf_align.tracing.branches.changed import set_later
 from hf_align.tracing.branches.fixed import Known
 from hf_align.tracing.branches.rewritten import ASKED, rewritten
+from hf_align.tracing.branches.set_by_methods import set_by_methods
 from hf_align.tracing.branches.taken import Turn, branching, brought
 from hf_align.tracing.branches.told import require_told
 
@@ -346,3 +347,37 @@ def test_code_that_is_told_which_entries_are_meant_does_not_take_all(body: str) 
 def test_what_is_not_told_may_be_none(body: str) -> None:
     source = f"def f(x, at=None, to=None):\n if at is not None:\n  {body}\n return x[:at]\n"
     assert not require_told(ast.parse(source))
+
+
+def test_what_users_call_is_neither_what_builds_a_model_nor_what_a_call_runs() -> None:
+    layer = """
+class Layer(Module):
+    def __init__(self, config):
+        self._size(config)
+        self.set_width(config.width)
+    def _size(self, config):
+        self.size = config.size
+    def set_width(self, width):
+        self.width = width
+    def forward(self, x):
+        return self.noted(x)[..., : self.width]
+    def noted(self, x):
+        self.seen = x
+        return x
+"""
+    model = """
+class Model(Module):
+    def set_input_embeddings(self, table):
+        self.table = table
+    @property
+    def share(self):
+        return self._share
+    @share.setter
+    def share(self, share):
+        self._share = share
+def prune(model, count):
+    model.layer.kept[count:] = 0
+"""
+    found = set_by_methods([layer, model])
+    assert {"width", "_share", "kept"} <= found
+    assert not found & {"size", "seen", "table"}

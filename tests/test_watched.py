@@ -1,5 +1,6 @@
 """Values of words and numbers are seen by what modelling code compares them with."""
 
+import inspect
 import typing
 from typing import Any
 
@@ -26,7 +27,7 @@ def forward(
 
 
 def found(name: str, **given: Any) -> list[str | int]:
-    return list(scalars(forward, forward, Example(given, {}), name))
+    return list(scalars(inspect.signature(forward).parameters[name], forward, Example(given, {})))
 
 
 def test_what_is_compared_is_tried() -> None:
@@ -39,12 +40,16 @@ def test_what_is_compared_is_tried() -> None:
 
 def test_arguments_of_which_nothing_is_said_may_be_of_any_kind() -> None:
     assert found("kind") == ["bent", *SHARES]
-    assert list(lists(forward, forward, Example({}, {}), "tasks")) == [["wide"]]
+    assert list(lists(inspect.signature(forward).parameters["tasks"], forward, Example({}, {}))) == [["wide"]]
     assert found("layers") == []
 
 
 def test_lists_hold_what_code_looks_for() -> None:
-    assert [value for value in lists(forward, forward, Example({}, {}), "layers") if value[0] > 1] == [[3], [5]]
+    assert [
+        value
+        for value in lists(inspect.signature(forward).parameters["layers"], forward, Example({}, {}))
+        if value[0] > 1
+    ] == [[3], [5]]
 
 
 def test_what_is_no_word_and_no_number_is_not_watched() -> None:

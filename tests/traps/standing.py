@@ -17,7 +17,7 @@ QUICK = frozenset((
     "random: bias of a convolution", "random: a map of each half of a token",
     "looking: EightTexts", "looking: Training", "looking: Computed",
     "asked: AWordOrNone", "asked: Labelled", "asked: Nameless",
-    "asked: Share",
+    "asked: Share", "set later: Width",
     "closed: Closed", "closed: Early",
     "looked up: Gated", "looked up: Exchanged",
     "pictured: PicturedReader", "pictured: Seeing",

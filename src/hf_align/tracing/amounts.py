@@ -5,28 +5,45 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, zip_longest
 from typing import Any
 
 from torch import Tensor, fx
 
+from hf_align.tracing.example import Example
 from hf_align.tracing.mode import Mode
 from hf_align.tracing.nested import leaves
 from hf_align.tracing.ops import Trait, does
 from hf_align.tracing.program import Program
-from hf_align.tracing.watched import is_unsaid, may_be
+from hf_align.tracing.watched import is_unsaid, may_be, runs
 
 BY_ARGUMENT = "cut by an argument"
 """Under which the node of a cut notes that an argument of the call says where."""
-TRIED = (2, 4)
-"""How many entries of something a call may take."""
+_TRIED = ((2, 3, 5, 7), (4, 9, 6, 8, 5, 7, 3))
+"""How many entries of something a call may take: two numbers, each with others for models that refuse it, as those do
+whose axis it does not divide."""
 
 
-def amounts(parameter: inspect.Parameter) -> Iterator[int]:
-    """Numbers for an argument that may be one."""
+def amounts(parameter: inspect.Parameter, call: Callable[..., Any], base: Example) -> Iterator[int]:
+    """Numbers for an argument that may be one.
+
+    Args:
+        call: runs the model.
+    """
     if may_be(parameter, int) or is_unsaid(parameter):
-        yield from (number for number in TRIED if number != parameter.default)
+        yield from taken(parameter.name, call, base, parameter.default)
+
+
+def taken(name: str, call: Callable[..., Any], base: Example, default: Any = None) -> Iterator[int]:
+    """Two numbers that a model takes for an argument, if there are any.
+
+    Args:
+        call: runs the model.
+    """
+    for numbers in _TRIED:
+        others = [number for number in numbers if number != default]
+        yield next((n for n in others if runs(call, **base.arguments, **{name: n})), others[0])
 
 
 def note_cuts_by_arguments(found: Sequence[tuple[Mode, Program]]) -> None:
@@ -48,7 +65,7 @@ def note_cuts_by_arguments(found: Sequence[tuple[Mode, Program]]) -> None:
 
 
 def _numbers(mode: Mode) -> Mapping[str, float]:
-    return {name: value for name, value in mode.example.arguments.items() if type(value) in (int, float)}
+    return {name: value for name, value in mode.example.words.items() if type(value) in (int, float)}
 
 
 def _cuts(program: Program) -> list[fx.Node]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, StaticCache
 
-from hf_align.tracing.amounts import TRIED, amounts
+from hf_align.tracing.amounts import amounts, taken
+from hf_align.tracing.between_calls import settings, while_set
 from hf_align.tracing.documented import FLAG, NOT_ASKED
 from hf_align.tracing.example import Example
 from hf_align.tracing.inputs import reader
@@ -43,6 +45,7 @@ class Ask:
         said: its name.
         ways: arguments that ask for it; some models take one of them, some another.
         turned, within: as of a mode.
+        settings: as of an example.
         surrounds: whether it is nothing that a call is given, but what code may find around it.
     """
 
@@ -50,14 +53,16 @@ class Ask:
     ways: tuple[Mapping[str, Any], ...]
     turned: Turned | None = None
     within: Within | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     surrounds: bool = False
 
     def modes(self, base: Example) -> Iterator[Mode]:
         """The calls that ask for it."""
         main = base.said
         for way in self.ways:
-            example = replace(base, arguments={**base.arguments, **way}, held=base.held | way.keys())
-            yield Mode(f"{main} with {self.said}", example, asks=self.said, turned=self.turned)
+            example = replace(base, arguments={**base.arguments, **way}, held=base.held | way.keys(),
+                              settings=self.settings)  # fmt: skip
+            yield Mode(f"{main} with {self.said}", example, asks=self.said, turned=self.turned, within=self.within)
 
 
 def asks(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
@@ -77,6 +82,9 @@ def asks(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
         yield Ask("a static cache", ({},), _with_static_cache)
     if open_ended:
         yield from nameless(model, base, _handed_on(model))
+    for setting in settings(model, base):
+        within = partial(while_set, setting=setting)
+        yield Ask(setting.said, ({},), within=within, settings={setting.name: setting.word})
 
 
 def with_losses(model: PreTrainedModel, base: Example) -> Iterator[Mode]:
@@ -97,7 +105,7 @@ def nameless(model: PreTrainedModel, base: Example, names: Mapping[str, Iterable
     for count, said in _UNHEARD.items():
         yield Ask(f"{said} that no code names", ({f"unheard_of_{n}": None for n in range(count)},))
     for name, values in names.items():
-        for value in (True, False, *TRIED, *SHARES, first, *values) if name not in named else ():
+        for value in (True, False, *taken(name, model, base), *SHARES, first, *values) if name not in named else ():
             yield Ask(_said(name, value), ({name: value},))
 
 
@@ -114,15 +122,15 @@ def _values(model: PreTrainedModel, name: str, base: Example) -> Iterator[Any]:
     rows, length = extent_of(name, base)
     named = inspect.signature(model.forward).parameters.get(name)
     if name.endswith("_to_keep"):
-        compared = scalars(model.forward, model, base, name) if named is not None else ()
+        compared = scalars(named, model, base) if named is not None else ()
         yield from (*dict.fromkeys((1, *compared)), torch.tensor([0, length - 1]))
     elif named is None or isinstance(named.default, bool) or is_said(named, bool) or name in OF_ANY:
         yield from (value for value in (True, False) if named is None or value is not named.default)
     elif may_be(named, int) or may_be(named, float):
-        yield from (*amounts(named), *(SHARES if may_be(named, float) else ()))
+        yield from (*amounts(named, model, base), *(SHARES if may_be(named, float) else ()))
     elif named.default is None:
         if is_unsaid(named) and FLAG.search(name):
-            yield from (True, *amounts(named))
+            yield from (True, *amounts(named, model, base))
         read = reader(model, rows, length)
         yield from (read.ids(length), torch.arange(rows) % 2, torch.ones(rows))
         if name.endswith("labels"):

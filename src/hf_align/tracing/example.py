@@ -21,6 +21,7 @@ class Example:
         choices: texts of each row, [rows, choices, tokens], where a head chooses among them.
         held: the names of floating point tensors that are part of the question, too, such as masks.
         ends: for some of these names, the id that ends every text and stands nowhere else in it.
+        settings: what the model was set to before the call, by attribute.
     """
 
     arguments: dict[str, Any]
@@ -29,6 +30,7 @@ class Example:
     choices: int = 1
     held: frozenset[str] = frozenset()
     ends: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def said(self) -> str:
@@ -38,8 +40,9 @@ class Example:
 
     @property
     def words(self) -> dict[str, Any]:
-        """The words, numbers and flags among the arguments."""
-        return {name: value for name, value in self.arguments.items() if isinstance(value, (bool, int, float, str))}
+        """The words, numbers and flags that it is given, or the model was set to."""
+        given = {**self.arguments, **self.settings}
+        return {name: value for name, value in given.items() if isinstance(value, (bool, int, float, str))}
 
     @property
     def axis_of_tokens(self) -> int:

@@ -44,7 +44,7 @@ _STEPS = 2
 """From what a line of code knows by name to a table in which it looks something up: `self.config.table`."""
 
 
-def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example, name: str) -> Iterator[Scalar]:
+def scalars(parameter: inspect.Parameter, call: Callable[..., Any], base: Example) -> Iterator[Scalar]:
     """The values that modelling code compares an optional argument with, or has tables for, less what it is by default;
     of a number, those next to it, too, and one farther away; the other members of an enumeration. An argument of which
     nothing is said may be of any kind.
@@ -52,7 +52,6 @@ def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example
     Args:
         call: runs the model.
     """
-    parameter = inspect.signature(forward).parameters[name]
     if isinstance(parameter.default, Enum):
         yield from [member for member in type(parameter.default) if member is not parameter.default][:_MOST]
         return
@@ -60,7 +59,7 @@ def scalars(forward: Callable[..., Any], call: Callable[..., Any], base: Example
     for kind in said or (_KINDS if is_unsaid(parameter) else ()):
         start = parameter.default if type(parameter.default) is kind else kind()
         starts = dict.fromkeys((start, *_UNKNOWN[kind]))
-        seen = [found for first in starts for found in _seen_by(call, base, name, partial(_watched, first))]
+        seen = [found for first in starts for found in _seen_by(call, base, parameter.name, partial(_watched, first))]
         below = [kind(found - 1) for found in seen if not isinstance(found, str)]
         if said and kind is not str:  # it may only be computed with; and whether there is one may be all that matters
             seen += [0, start] if parameter.default is None else [start]
@@ -78,11 +77,10 @@ def _farther(kind: type, default: Any) -> list[Scalar]:
     return [*half, *shares]
 
 
-def lists(forward: Callable[..., Any], call: Callable[..., Any], base: Example, name: str) -> Iterator[Any]:
+def lists(parameter: inspect.Parameter, call: Callable[..., Any], base: Example) -> Iterator[Any]:
     """Lists for an argument that takes some, or of which nothing is said: short ones, and one of each value that
     modelling code looks for in it, or compares its first entry with. Of numbers that it has by default, as many
     others."""
-    parameter = inspect.signature(forward).parameters[name]
     default = parameter.default
     if isinstance(default, (list, tuple)) and default and all(type(value) in (int, float) for value in default):
         yield type(default)(value + 2 * place + 1 for place, value in enumerate(default))
@@ -91,7 +89,7 @@ def lists(forward: Callable[..., Any], call: Callable[..., Any], base: Example, 
         return
     for plain in _LISTS.values() if said is None else [_LISTS[said[1].lower()]]:
         start = type(plain[0][0])()
-        seen = _seen_by(call, base, name, partial(_WatchedList, start))
+        seen = [] if type(start) is bool else _seen_by(call, base, parameter.name, partial(_WatchedList, start))
         found = [value for value in dict.fromkeys(seen) if type(value) is type(start)]
         yield from (*(plain if said else ()), *([value] for value in found[:_MOST]))
 
@@ -103,14 +101,20 @@ def is_unsaid(parameter: inspect.Parameter) -> bool:
 
 
 def _seen_by(call: Callable[..., Any], base: Example, name: str, watched: Callable[[list[Any]], Any]) -> list[Any]:
-    """What a value is compared with in a call."""
+    """What a value is compared with in a call: the model may refuse it, but has compared it before."""
     seen = list[Any]()
+    runs(call, **base.arguments, **{name: watched(seen)})
+    return seen
+
+
+def runs(call: Callable[..., Any], **arguments: Any) -> bool:
+    """Whether a model takes some arguments."""
     try:
         with torch.no_grad(), quiet():
-            call(**base.arguments, **{name: watched(seen)})
-    except Exception:  # whatever a model says of a value that it does not know: it has compared it before
-        pass
-    return seen
+            call(**arguments)
+    except Exception:  # models refuse arguments in as many ways as there are models
+        return False
+    return True
 
 
 class _WatchedList(list[Any]):

@@ -108,7 +108,7 @@ def _in_words(model: PreTrainedModel, base: Example, name: str) -> Iterator[Any]
     yield from _other_than_in_config(model, name)
     parameter = inspect.signature(model.forward).parameters.get(name)
     if parameter is not None:
-        yield from dict.fromkeys((*scalars(model.forward, model, base, name), *amounts(parameter)))
+        yield from dict.fromkeys((*scalars(parameter, model, base), *amounts(parameter, model, base)))
 
 
 def _other_than_in_config(model: PreTrainedModel, name: str) -> Iterator[Any]:

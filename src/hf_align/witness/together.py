@@ -119,10 +119,10 @@ def _untraced(model: PreTrainedModel, base: Example, noted: Noted) -> Iterator[A
     for name, parameter in inspect.signature(model.forward).parameters.items():
         if name in base.arguments or NOT_ASKED.search(name):
             continue
-        yield from (Ask(f"{name} = {value!r}", ({name: value},)) for value in scalars(model.forward, model, base, name))
+        yield from (Ask(f"{name} = {value!r}", ({name: value},)) for value in scalars(parameter, model, base))
         if isinstance(parameter.default, bool) or is_said(parameter, bool):
             yield Ask(f"{name} = {not parameter.default}", ({name: not parameter.default},))
-        yield from (Ask(f"{name} = {value!r}", ({name: value},)) for value in lists(model.forward, model, base, name))
+        yield from (Ask(f"{name} = {value!r}", ({name: value},)) for value in lists(parameter, model, base))
 
 
 def _changing_in(context: Context, found: Sequence[Ask], copy: SmallCopy, refused: set[str]) -> Iterator[Sequence[Ask]]:

@@ -32,10 +32,14 @@ Named = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @lru_cache(maxsize=64)
-def set_later(source: str) -> frozenset[str]:
-    """The attributes and variables that are set, or changed, by more than the functions that build their object."""
+def set_later(source: str, but_by: frozenset[str] = frozenset()) -> frozenset[str]:
+    """The attributes and variables that are set, or changed, by more than the functions that build their object.
+
+    Args:
+        but_by: the names of functions that do not count, either.
+    """
     tree = ast.parse(source)
-    functions = [node for node in ast.walk(tree) if isinstance(node, Named) and node.name not in BUILT_BY]
+    functions = [n for n in ast.walk(tree) if isinstance(n, Named) and n.name not in but_by.union(BUILT_BY)]
     parts = [(function, node) for function in functions for node in ast.walk(function)]
     found = set[str]().union(*(_set(node, tree) for _, node in parts))
     changed = [(function, value) for function, node in parts for value in _changed(node)]

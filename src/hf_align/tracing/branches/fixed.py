@@ -7,21 +7,17 @@ import ast
 import builtins
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
-from transformers import GenerationMixin, PreTrainedModel
 
-from hf_align.tracing.branches.changed import BUILT_BY, READS, Named, bindings
+from hf_align.tracing.branches.changed import READS, Named, bindings
+from hf_align.tracing.branches.set_by_methods import BUILDS, CALLED_BY_OTHERS, called
 
 _LOOKED_UP_BY = ("getattr", "hasattr")
-_ONCE = (*BUILT_BY, PreTrainedModel._init_weights.__name__)
-"""Methods that are called when a model is built, and no more."""
 Function = Named | ast.Lambda
-_CALLED_BY_OTHERS = frozenset(dir(PreTrainedModel) + dir(GenerationMixin))
-"""What libraries call."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +46,8 @@ def with_handed(known: Known, sources: Iterable[str]) -> Known:
     # Of several functions of one name, nothing tells which is called.
     once = {name for name, count in Counter(n.name for n in named).items() if count == 1}
     known_by_name = {name for name in once if any(re.fullmatch(names, name) for names in made)}
-    functions = {n.name: n for n in named if n.name in once & mentioned - _CALLED_BY_OTHERS - known_by_name}
-    later = frozenset(name for n in named if n.name not in _ONCE for name in _called(n))
+    functions = {n.name: n for n in named if n.name in once & mentioned - CALLED_BY_OTHERS - known_by_name}
+    later = frozenset(name for n in named if n.name not in BUILDS for name in called(n))
     found = frozenset((n.name, a.arg) for n in functions.values() for a in (*n.args.args, *n.args.kwonlyargs))
     while True:
         assumed = replace(known, handed=found)
@@ -70,14 +66,6 @@ def _by_name(node: ast.AST) -> str | None:
             parts = name.values if isinstance(name, ast.JoinedStr) else [name]
             return "".join(re.escape(str(p.value)) if isinstance(p, ast.Constant) else ".*" for p in parts)
     return None
-
-
-def _called(function: Named) -> Iterator[str]:
-    """The names of what a function calls."""
-    for node in ast.walk(function):
-        match node:
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-                yield name
 
 
 def _is_static(function: Named) -> bool:
@@ -273,7 +261,7 @@ class _Calls(InScopes):
     def _builds(self) -> bool:
         """Whether this is done when a module is built, and none of its kind is built in a call."""
         match self._within:
-            case [*owner, name, "<locals>"] if name in _ONCE and len(self._scopes) == 1:
+            case [*owner, name, "<locals>"] if name in BUILDS and len(self._scopes) == 1:
                 return ".".join(owner) in self._known.modules - self._built_later
         return False
 

@@ -245,6 +245,11 @@ def brought(model: nn.Module) -> list[ModuleType]:
     return [m for m, file in files if file is not None and not str(Path(file).resolve()).startswith(INSTALLED)]
 
 
+def sources_of(modules: Collection[ModuleType]) -> dict[str, str]:
+    """The files of some Python modules, and what stands in them."""
+    return {str(module.__file__): "".join(linecache.getlines(str(module.__file__))) for module in modules}
+
+
 def refuses(model: nn.Module, error: BaseException, taken: Taken) -> bool:
     """Whether a call fails because the code of a model says so, by an error that it raises or by an assertion."""
     files = {str(module.__file__) for module in brought(model)}
@@ -280,7 +285,7 @@ def _functions(model: nn.Module) -> Functions:
 
 
 def _codes(modules: Collection[ModuleType]) -> dict[CodeType, CodeType]:
-    sources = {str(module.__file__): "".join(linecache.getlines(str(module.__file__))) for module in modules}
+    sources = sources_of(modules)
     classes = [kind for module in modules for kind in _classes(module)]
     computed = {n for kind in classes for n, v in vars(kind).items() if hasattr(v, "__get__") and not callable(v)}
     names = frozenset(kind.__qualname__ for kind in classes if issubclass(kind, nn.Module))
