@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from .tower import Attention, Tower
+from .tower import MLP, Attention, Tower
 
 
 def _bent(x: Tensor) -> Tensor:
@@ -53,6 +53,22 @@ class AmongModules(_Asked):
 
     def done(self, x: Tensor) -> Tensor:
         return x + self.ways[self.asked](x)
+
+
+class _OfTorch(MLP):
+    function = "tanh"
+
+    def activate(self, h: Tensor) -> Tensor:
+        return cast(Tensor, getattr(torch, self.function)(h))
+
+
+class InAPackage(Tower):
+    mlp = _OfTorch
+
+    def forward(self, input_ids: Tensor, function: str = "tanh", **others: Any) -> Any:
+        for layer in self.layers:
+            layer.mlp.function = function
+        return super().forward(input_ids, **others)
 
 
 class ByNumber(_Asked):

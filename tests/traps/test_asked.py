@@ -139,6 +139,7 @@ TABLES = {
     "InASet": once(task="bent"),
     "AmongModules": once(task="bent"),
     "ByNumber": once(level=5),
+    "InAPackage": once(function="relu"),
     "Counted": once(times=1),
     "Heads": once(head_mask=torch.tensor([[1.0, 0.2, 0.0, 0.7], [0.0, 1.0, 0.5, 1.0]])),
 }

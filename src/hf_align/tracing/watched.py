@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from enum import Enum
 from functools import partial
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -40,6 +40,8 @@ _OF_WORDS = ("startswith", "endswith", "__contains__")
 _OF_PARTS = ("lower", "upper", "casefold", "capitalize", "title", "swapcase", "strip", "lstrip", "rstrip", "replace",
              "removeprefix", "removesuffix", "split", "rsplit", "partition", "rpartition", "__getitem__")  # fmt: skip
 """What is watched of a word as well: the same in other letters, and parts of it."""
+_FUNCTIONS = ("relu", "exp", "sigmoid", "abs")
+"""Functions of a package that are tried where a word may be looked up in it: they keep different things."""
 _STEPS = 2
 """From what a line of code knows by name to a table in which it looks something up: `self.config.table`."""
 
@@ -202,6 +204,9 @@ def looked_up(frame: FrameType) -> Iterator[Any]:
     for keys in written:  # a table that is written out has its keys in one
         if isinstance(keys, tuple):
             yield from keys
+    for package in known:
+        if isinstance(package, ModuleType):
+            yield from (name for name in _FUNCTIONS if hasattr(package, name))
 
 
 def _attribute(value: Any, name: str) -> Iterable[Any]:
