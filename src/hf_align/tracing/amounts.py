@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, zip_longest
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from hf_align.tracing.example import Example
 from hf_align.tracing.mode import Mode
@@ -23,6 +23,8 @@ BY_ARGUMENT = "cut by an argument"
 _TRIED = ((2, 3, 5, 7), (4, 9, 6, 8, 5, 7, 3))
 """How many entries of something a call may take: two numbers, each with others for models that refuse it, as those do
 whose axis it does not divide."""
+_SIZES = 8
+"""Sizes of weights that a vector may have."""
 
 
 def amounts(parameter: inspect.Parameter, call: Callable[..., Any], base: Example) -> Iterator[int]:
@@ -41,9 +43,18 @@ def taken(name: str, call: Callable[..., Any], base: Example, default: Any = Non
     Args:
         call: runs the model.
     """
+    tried = {default}
     for numbers in _TRIED:
-        others = [number for number in numbers if number != default]
-        yield next((n for n in others if runs(call, **base.arguments, **{name: n})), others[0])
+        others = [number for number in numbers if number not in tried]
+        found = next((n for n in others if runs(call, **base.arguments, **{name: n})), others[0])
+        tried.add(found)
+        yield found
+
+
+def widths(model: nn.Module) -> list[int]:
+    """How many entries a vector may have that holds a number for each unit: the smallest sizes of weights."""
+    sizes = sorted({size for weight in model.parameters() for size in weight.shape} - {1})
+    return sizes[:_SIZES]
 
 
 def note_cuts_by_arguments(found: Sequence[tuple[Mode, Program]]) -> None:

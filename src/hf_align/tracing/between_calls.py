@@ -10,14 +10,14 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_align.tracing.amounts import amounts
+from hf_align.tracing.amounts import amounts, widths
 from hf_align.tracing.branches.set_by_methods import set_by_methods
 from hf_align.tracing.branches.taken import brought, sources_of
 from hf_align.tracing.example import Example
@@ -25,8 +25,6 @@ from hf_align.tracing.fields import parts
 from hf_align.tracing.watched import scalars
 
 _PLAIN = (bool, int, float, str)
-_SIZES = 8
-"""Sizes of weights that a vector may have."""
 _LISTS: Mapping[str, Callable[[Any], Any]] = {
     "with fewer entries": lambda held: held[: len(held) // 2],
     "turned round": lambda held: held[::-1],
@@ -72,6 +70,7 @@ def while_set(model: nn.Module, setting: Setting) -> Iterator[None]:
         yield
 
 
+@lru_cache(maxsize=8)
 def _set(sources: tuple[str, ...]) -> frozenset[str]:
     try:
         return set_by_methods(sources)
@@ -151,8 +150,7 @@ def _plain(model: PreTrainedModel, base: Example, name: str, held: Any) -> list[
 
 def _vectors(model: nn.Module, name: str) -> Iterator[tuple[str, Tensor]]:
     """Shares of the units, and which of them count, for what may be as wide as any weight."""
-    sizes = sorted({size for weight in model.parameters() for size in weight.shape} - {1})
-    for size in sizes[:_SIZES]:
+    for size in widths(model):
         yield f"{name} set to {size} shares", torch.linspace(0.5, 1.5, size)
         yield f"{name} set to {size} truths", torch.arange(size) % 3 == 1
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_align.tracing.alternatives import first_guess_that_runs, first_that_answers, first_that_runs
-from hf_align.tracing.amounts import amounts
+from hf_align.tracing.amounts import amounts, widths
 from hf_align.tracing.asked import asks
 from hf_align.tracing.documented import NOT_ASKED, OF_TEXT, announced_media, documented, documented_width
 from hf_align.tracing.example import Example
@@ -38,8 +38,6 @@ _WIDTHS_OF_STATES = ("cross_attention_dim", "encoder_hidden_size", "cross_attent
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers")
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads")
 """Config fields that say how many layers there are, and heads in each; of a decoder, others come first."""
-_SIZES = 8
-"""Sizes of weights that a vector may have."""
 _PLAIN = (bool, int, float, str)
 _MASKED = re.compile("(position|(?<=_)input)_ids$")
 
@@ -349,8 +347,7 @@ def _guesses(model: PreTrainedModel, name: str, base: Example, extents: Sequence
     yield read.floats(width)
     yield read.floats(length, length)
     yield torch.arange(rows)
-    sizes = sorted({size for weight in model.parameters() for size in weight.shape} - {1})
-    yield from (torch.linspace(0.5, 1.5, size) for size in sizes[:_SIZES])  # a share of each unit
+    yield from (torch.linspace(0.5, 1.5, size) for size in widths(model))  # a share of each unit
 
 
 def _like(name: str, base: Example) -> Iterator[Tensor]:
