@@ -34,7 +34,12 @@ SET = {
     "Listed": 5,
     "Dropped": 0.4,
 }
-TRAPS = [Trap(name, custom(getattr(code, name)), calls=once(value)) for name, value in SET.items()]
+LARGE = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 200, "head_dim": 16}
+"""Sizes of a model of which a smaller copy is run: its axes are divided by other numbers."""
+TRAPS = [
+    *(Trap(name, custom(getattr(code, name)), calls=once(value)) for name, value in SET.items()),
+    Trap("Groups of many", custom(code.Groups, **LARGE), calls=once(5)),
+]
 
 
 @pytest.mark.parametrize("trap", cases("set later", TRAPS))

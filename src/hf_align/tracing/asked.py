@@ -8,6 +8,7 @@ weights runs with and without, and only what changes its answer makes a mode.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,6 +35,7 @@ _UNHEARD = {1: "an argument", 2: "two arguments", 4: "four arguments"}
 """How many arguments are given that no code names."""
 OF_ANY = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
 """Flags that models of transformers hand on without naming them."""
+_NUMBER = re.compile(r"(?<= )-?\d+$")
 _MASK, _CACHE, _EMBEDDED = "attention_mask", "past_key_values", "inputs_embeds"
 
 
@@ -85,6 +87,11 @@ def asks(model: PreTrainedModel, base: Example) -> Iterator[Ask]:
     for setting in settings(model, base):
         within = partial(while_set, setting=setting)
         yield Ask(setting.said, ({},), within=within, settings={setting.name: setting.word})
+
+
+def whatever_number(said: str) -> str:
+    """What is asked for but for its number: of a smaller model an axis may be divided by others."""
+    return _NUMBER.sub("a number", said)
 
 
 def with_losses(model: PreTrainedModel, base: Example) -> Iterator[Mode]:

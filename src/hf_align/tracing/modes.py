@@ -20,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.errors import HfAlignError, IncompatibleModels, first_line
 from hf_align.tracing.alike import goes_on_alike, is_part_of, run_alike, takes_as_much, turn_alike
 from hf_align.tracing.amounts import note_cuts_by_arguments
-from hf_align.tracing.asked import with_losses
+from hf_align.tracing.asked import whatever_number, with_losses
 from hf_align.tracing.branches.compiled import require_one_way
 from hf_align.tracing.branches.explore import Conditions, Failed, explore
 from hf_align.tracing.branches.rewritten import Taken
@@ -119,7 +119,9 @@ def find_modes(
     untraced = dict[str, Exception]()
 
     def attempt(mode: Mode) -> Exception | None:
-        if copy is not None and (mode.asks not in copy.changing if mode.asks else copy.gives_no_number(mode)):
+        if copy is not None and (
+            whatever_number(mode.asks) not in copy.changing if mode.asks else copy.gives_no_number(mode)
+        ):
             return NothingNew()
         program = _answer(model, mode, base)
         if mode.asks and isinstance(program, Exception):

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_align.errors import IncompatibleModels, first_line
 from hf_align.runtime.devices import CPU, drawing
 from hf_align.tracing.answers import answers_by_name
-from hf_align.tracing.asked import Ask, asks
+from hf_align.tracing.asked import Ask, asks, whatever_number
 from hf_align.tracing.branches.taken import brought
 from hf_align.tracing.build import build_without_weights, quiet, trained_buffers
 from hf_align.tracing.first_calls import first_calls
@@ -78,8 +78,8 @@ class SmallCopy:
 
     @cached_property
     def changing(self) -> frozenset[str]:
-        """What it may be asked for that changes its answer, in whichever way it takes."""
-        return frozenset(ask.said for ask in asks(self.model, self.example) if self._is_changed(ask))
+        """What it may be asked for that changes its answer, in whichever way it takes, and whatever the number."""
+        return frozenset(whatever_number(ask.said) for ask in asks(self.model, self.example) if self._is_changed(ask))
 
     def gives_no_number(self, mode: Mode) -> bool:
         """Whether it answers a call, but with no finite number, as where something is divided by zero."""
